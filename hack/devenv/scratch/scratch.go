@@ -1,0 +1,82 @@
+// Package scratch makes the temporary directories in which the servers of the
+// development environment keep their data. A directory belongs to the process
+// that made it, shown by a file lock, which the kernel takes away however the
+// process ends. Whoever makes the next directory removes those without owner,
+// so that killed test runs do not fill the disk.
+package scratch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/token-lease/operator/hack/devenv/process"
+)
+
+const (
+	prefix   = "tokenlease-devenv-"
+	lockName = ".owner"
+	// graceWithoutLock is the age before which a directory without lock file is
+	// left alone: its owner may be about to lock it.
+	graceWithoutLock = time.Minute
+)
+
+// Dir is a temporary directory owned by this process.
+type Dir struct {
+	// Path is its absolute path.
+	Path string
+
+	lock *process.FileLock
+}
+
+// New makes a directory below parent (empty: the system's temporary directory).
+func New(parent, purpose string) (*Dir, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	removeAbandoned(parent)
+	path, err := os.MkdirTemp(parent, prefix+purpose+"-")
+	if err != nil {
+		return nil, fmt.Errorf("make a temporary directory: %w", err)
+	}
+	lock, err := process.TryLock(filepath.Join(path, lockName))
+	if err != nil {
+		return nil, fmt.Errorf("own the temporary directory: %w", err)
+	}
+	return &Dir{Path: path, lock: lock}, nil
+}
+
+// Remove deletes the directory and all that is in it. Nothing happens the
+// second time.
+func (d *Dir) Remove() error {
+	err := os.RemoveAll(d.Path)
+	d.lock.Unlock()
+	return err
+}
+
+// removeAbandoned is a courtesy: what it cannot remove, another user's
+// directory for example, stays.
+func removeAbandoned(parent string) {
+	paths, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
+	if err != nil {
+		return
+	}
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if err != nil || !info.IsDir() {
+			continue
+		}
+		lockPath := filepath.Join(path, lockName)
+		if _, err := os.Lstat(lockPath); err != nil {
+			if time.Since(info.ModTime()) > graceWithoutLock {
+				_ = os.RemoveAll(path)
+			}
+			continue
+		}
+		if lock, err := process.TryLock(lockPath); err == nil {
+			_ = os.RemoveAll(path)
+			lock.Unlock()
+		}
+	}
+}
