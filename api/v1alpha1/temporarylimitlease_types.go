@@ -158,7 +158,7 @@ type TemporaryLimitLeaseStatus struct {
 	// bucketKey is the key of the bucket in the ledger.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=320
+	// +kubebuilder:validation:MaxLength=200
 	BucketKey string `json:"bucketKey,omitempty"`
 
 	// tenantID is the tenant that the bucket belongs to.

@@ -188,7 +188,7 @@ type TokenBucketStatus struct {
 	// bucketKey is the key of the bucket in the ledger.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=320
+	// +kubebuilder:validation:MaxLength=200
 	BucketKey string `json:"bucketKey,omitempty"`
 
 	// limit is the cap now in force, in tokens. It differs from declaredLimit
