@@ -1,0 +1,53 @@
+// Package ledger keeps token budgets. It holds the rules and nothing else: a
+// bucket's rules are pure functions of its rows, an instant and a request (Run).
+// Stores beneath it make their effects durable: memory for tests and development,
+// postgres for everything else. It imports neither Kubernetes nor SQL.
+//
+// # Where to find what
+//
+//   - request.go: the verbs and what they answer; validate.go: what input they
+//     accept; errors.go: every code that a caller can meet.
+//   - rules_leases.go: reserving and settling; rules_limit.go: who may set a
+//     limit; rules_raise.go: intents of raises; rules_steps.go and touch.go: what
+//     time makes due.
+//   - store.go: the contract with stores; run.go: where they enter the rules.
+//
+// # Differences from token-lease@0.1.0
+//
+// Verbs, codes, their precedence and idempotency are those of the published npm
+// package, with these differences:
+//
+//	subject                  | the package             | here
+//	where defaults live      | configured by process   | default TTL, maximum TTL and maximum records are stored with the
+//	                         |                         | bucket, so the maximum TTL is judged after the bucket was found
+//	replay without a TTL     | takes the default of    | takes the TTL of the original; a replay is recognised before its TTL
+//	                         | the moment              | is compared with the maximum, so changed settings break no retry
+//	maximum records          | 10,000 unless set       | no bound unless set
+//	snapshots                | list all leases         | counters; leases are read in pages
+//	OpenBucket, raised       | bucket_limit_conflict   | compares with the limit that the restore will return to
+//	below allocated          | cannot happen           | a restore or a lower declared limit may leave used + reserved above the
+//	                         |                         | limit: available is 0, nothing is admitted, holders commit up to what
+//	                         |                         | they reserved, or release
+//	refused actual figures   | forgotten               | the highest one and their count stay on the lease
+//	bucket keys              | any trimmed string      | also valid UTF-8 in normalisation form NFC
+//	SetLimit                 | ambiguous after a lost  | takes an operation ID: the same ID has the same outcome
+//	                         | acknowledgement         |
+//	closed bucket            | -                       | bucket_closed for Reserve; settling works
+//	vanished row             | bucket_not_found        | OpenBucket and ApplyDeclared refuse with bucket_row_missing: it is
+//	                         |                         | never opened again with used = 0
+//
+// # Decisions where the design left room
+//
+//   - Starts of pending raises are in the bucket's timer in every mode, so that a
+//     refusal or an observation happens at its instant and not at whichever touch
+//     comes next; only while another raise is active they are not.
+//   - An approval is spent when the intent is stored under Enforce, before the
+//     window has closed; in an observe-only bucket at activation, should the mode
+//     have changed by then. A raise that ends as ObserveOnly gives it back.
+//   - Every SetLimit that finds its bucket is kept as an operation, a refused one
+//     too, with an audit row; neither changes the bucket's revision.
+//   - Incarnations of an owner are ordered by creation timestamp. Within one
+//     second, the UID that was retired last is the one refused.
+//   - Deleting the owner of a bucket whose row had vanished ends the bucket's
+//     history (BucketForgotten), after which the key may be opened anew.
+package ledger

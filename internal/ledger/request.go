@@ -1,0 +1,285 @@
+package ledger
+
+import "time"
+
+// Operation names a verb, in metrics and as the trigger in the audit.
+type Operation string
+
+// The verbs.
+const (
+	OpOpenBucket   Operation = "open_bucket"
+	OpSetLimit     Operation = "set_limit"
+	OpReserve      Operation = "reserve"
+	OpCommit       Operation = "commit"
+	OpRelease      Operation = "release"
+	OpReapExpired  Operation = "reap_expired"
+	OpInspect      Operation = "inspect"
+	OpApplyDeclare Operation = "apply_declared"
+	OpCloseBucket  Operation = "close_bucket"
+	OpStoreRaise   Operation = "store_raise"
+	OpRevokeRaise  Operation = "revoke_raise"
+	OpTouch        Operation = "touch"
+)
+
+// Request is one thing asked of the ledger. The types of this file are the only
+// ones that implement it.
+type Request interface {
+	// Operation names the verb.
+	Operation() Operation
+	// Bucket is the key of the bucket that the request is about.
+	Bucket() string
+	// Needs tells a store which rows the rules must see, beside the bucket's own
+	// row and its live raises, which they always see.
+	Needs() Needs
+
+	validate() error
+	apply(u *unit) Result
+}
+
+// Needs are the rows that one request's rules read, all of one bucket.
+type Needs struct {
+	LeaseIDs      []string
+	RequestHashes []string
+	OperationIDs  []string
+	// RaiseUIDs names raises by ID or by current UID, whatever their state.
+	RaiseUIDs []string
+	// Grants names raises by the object that asked and what it asked.
+	Grants []GrantKey
+	// Approvals names approvals that may have been spent.
+	Approvals []ApprovalKey
+	// ExpiredLeaseIDs asks for the IDs of the overdue leases and not only for
+	// their sums.
+	ExpiredLeaseIDs bool
+}
+
+// GrantKey finds the record of a grant that another incarnation of the same
+// object asked for.
+type GrantKey struct {
+	Cluster, Namespace, Name, ApprovalID, GrantHash string
+}
+
+// ApprovalKey is what an approval is unique within: a tenant belongs to its
+// namespace.
+type ApprovalKey struct {
+	Cluster, Namespace, TenantID, ApprovalID string
+}
+
+// Result answers one request. Exactly one of Err and the fields that the request
+// documents is set.
+type Result struct {
+	Err *Error
+	// Snapshot is the bucket after the request; nil when there is none.
+	Snapshot *Snapshot
+	// Lease is set by Reserve, Commit and Release.
+	Lease *Lease
+	// ExpiredLeaseIDs is set by ReapExpired, in byte order.
+	ExpiredLeaseIDs []string
+	// Raise is set by StoreRaise and RevokeRaise.
+	Raise *Raise
+	// Closing is set by CloseBucket.
+	Closing *Closing
+}
+
+// Closing tells how far the closing of a bucket has come.
+type Closing struct {
+	// Done is true when nothing of the object's wish is left to do.
+	Done bool
+	// ReservedTokens is what a deletion still waits for.
+	ReservedTokens int64
+}
+
+// OpenBucket creates a bucket without an owner, or verifies that it exists with
+// the limit. A raised bucket is compared with the limit that its restore will
+// return to. Answers Snapshot; refuses with bucket_limit_conflict.
+type OpenBucket struct {
+	Key   string
+	Limit int64
+	// Settings are stored when the bucket is created; the zero value means
+	// DefaultSettings.
+	Settings ReservationSettings
+}
+
+// SetLimit changes the limit if it is the expected one. Answers Snapshot; refuses
+// with limit_changed or limit_below_allocated. On a raised bucket the limit in
+// force is compared, and the raise ends with LimitChanged, also when the value
+// stays equal.
+type SetLimit struct {
+	Key           string
+	ExpectedLimit int64
+	Limit         int64
+	// OperationID names the effect: repeated, it has the same outcome. The ledger
+	// makes one up when it is empty.
+	OperationID string
+	// Actor is recorded in the audit.
+	Actor string
+}
+
+// Reserve takes tokens of the bucket for a while. Answers Lease and Snapshot.
+type Reserve struct {
+	Key string
+	// RequestKey makes the request idempotent within its bucket.
+	RequestKey string
+	// Fingerprint says what the request is; a replay must match it.
+	Fingerprint string
+	// Tokens is the estimate, from 1 to MaxTokens.
+	Tokens int64
+	// TTL is how long the lease lives; 0 means the bucket's default, and on a
+	// replay the original's.
+	TTL time.Duration
+	// LeaseID is the ID of the lease if one is made. The ledger makes it up.
+	LeaseID string
+}
+
+// Commit settles a lease with the actual figure. Answers Lease and Snapshot.
+type Commit struct {
+	Key          string
+	LeaseID      string
+	ActualTokens int64
+}
+
+// Release gives a reservation back unused. Answers Lease and Snapshot.
+type Release struct {
+	Key     string
+	LeaseID string
+}
+
+// ReapExpired expires every overdue lease. Answers ExpiredLeaseIDs and Snapshot.
+type ReapExpired struct{ Key string }
+
+// Inspect answers a Snapshot after performing what is due.
+type Inspect struct{ Key string }
+
+// Touch performs what is due on a bucket; a bucket that does not exist is no
+// error. Answers Snapshot, nil if there is no bucket.
+type Touch struct{ Key string }
+
+// Declaration is what a TokenBucket asks for.
+type Declaration struct {
+	Limit          int64
+	TenantID       string
+	ScopedKeyID    string
+	Settings       ReservationSettings
+	ConflictPolicy ConflictPolicy
+	Raises         RaisePolicy
+}
+
+// ApplyDeclared opens a bucket or changes it to what its owner declares. Answers
+// Snapshot; refuses with owner_conflict, stale_generation, bucket_row_missing or
+// bucket_closed.
+type ApplyDeclared struct {
+	Key   string
+	Owner Owner
+	// Generation orders declarations of one incarnation of the owner.
+	Generation  int64
+	Declaration Declaration
+	// ExpectExisting is true when the caller knows that the bucket existed, so
+	// that a missing row is refused even when its audit is gone too.
+	ExpectExisting bool
+	// Actor is recorded in the audit.
+	Actor string
+}
+
+// CloseBucket ends a bucket whose owner was deleted. Answers Closing. A bucket
+// that is missing, or belongs to somebody else, counts as done.
+type CloseBucket struct {
+	Key      string
+	Owner    Owner
+	Deletion DeletionPolicy
+	Actor    string
+}
+
+// StoreRaise stores the intent of a raise, or finds the record that exists for
+// it; a repetition can only move ExpiresAt earlier. Answers Raise, in whatever
+// state it is. Refuses with bucket_not_ready, bucket_not_found, bucket_closed,
+// owner_conflict or raise_conflict.
+type StoreRaise struct {
+	Key   string
+	Grant Grant
+	// BucketUID and BucketGeneration are the TokenBucket that the grant was
+	// written against: that generation must have reached the ledger.
+	BucketUID        string
+	BucketGeneration int64
+}
+
+// RevokeRaise ends a raise because the object that stands for it was deleted.
+// Answers Raise; a finished raise, or one that another incarnation stands for
+// now, is answered unchanged. Refuses with raise_not_found.
+type RevokeRaise struct {
+	Key string
+	// UID is the deleted object's.
+	UID   string
+	Actor string
+}
+
+// Operation implements Request.
+func (OpenBucket) Operation() Operation    { return OpOpenBucket }
+func (SetLimit) Operation() Operation      { return OpSetLimit }
+func (Reserve) Operation() Operation       { return OpReserve }
+func (Commit) Operation() Operation        { return OpCommit }
+func (Release) Operation() Operation       { return OpRelease }
+func (ReapExpired) Operation() Operation   { return OpReapExpired }
+func (Inspect) Operation() Operation       { return OpInspect }
+func (Touch) Operation() Operation         { return OpTouch }
+func (ApplyDeclared) Operation() Operation { return OpApplyDeclare }
+func (CloseBucket) Operation() Operation   { return OpCloseBucket }
+func (StoreRaise) Operation() Operation    { return OpStoreRaise }
+func (RevokeRaise) Operation() Operation   { return OpRevokeRaise }
+
+// Bucket implements Request.
+func (r OpenBucket) Bucket() string    { return r.Key }
+func (r SetLimit) Bucket() string      { return r.Key }
+func (r Reserve) Bucket() string       { return r.Key }
+func (r Commit) Bucket() string        { return r.Key }
+func (r Release) Bucket() string       { return r.Key }
+func (r ReapExpired) Bucket() string   { return r.Key }
+func (r Inspect) Bucket() string       { return r.Key }
+func (r Touch) Bucket() string         { return r.Key }
+func (r ApplyDeclared) Bucket() string { return r.Key }
+func (r CloseBucket) Bucket() string   { return r.Key }
+func (r StoreRaise) Bucket() string    { return r.Key }
+func (r RevokeRaise) Bucket() string   { return r.Key }
+
+// Needs implements Request.
+func (OpenBucket) Needs() Needs    { return Needs{} }
+func (Inspect) Needs() Needs       { return Needs{} }
+func (Touch) Needs() Needs         { return Needs{} }
+func (ApplyDeclared) Needs() Needs { return Needs{} }
+func (CloseBucket) Needs() Needs   { return Needs{} }
+func (ReapExpired) Needs() Needs   { return Needs{ExpiredLeaseIDs: true} }
+
+func (r SetLimit) Needs() Needs {
+	return Needs{OperationIDs: []string{r.OperationID}}
+}
+
+func (r Reserve) Needs() Needs {
+	return Needs{RequestHashes: []string{requestHash(r.Key, r.RequestKey)}, LeaseIDs: []string{r.LeaseID}}
+}
+
+func (r Commit) Needs() Needs { return Needs{LeaseIDs: []string{r.LeaseID}} }
+
+func (r Release) Needs() Needs { return Needs{LeaseIDs: []string{r.LeaseID}} }
+
+func (r StoreRaise) Needs() Needs {
+	return Needs{
+		RaiseUIDs: []string{r.Grant.UID},
+		Grants:    []GrantKey{r.Grant.key(r.Key)},
+		Approvals: []ApprovalKey{r.Grant.approval()},
+	}
+}
+
+func (r RevokeRaise) Needs() Needs { return Needs{RaiseUIDs: []string{r.UID}} }
+
+func (g Grant) key(bucketKey string) GrantKey {
+	return GrantKey{
+		Cluster: g.Cluster, Namespace: g.Namespace, Name: g.Name,
+		ApprovalID: g.ApprovalID, GrantHash: g.hash(bucketKey),
+	}
+}
+
+func (g Grant) approval() ApprovalKey {
+	return ApprovalKey{Cluster: g.Cluster, Namespace: g.Namespace, TenantID: g.TenantID, ApprovalID: g.ApprovalID}
+}
+
+func (r *Raise) approval() ApprovalKey {
+	return ApprovalKey{Cluster: r.Cluster, Namespace: r.Namespace, TenantID: r.TenantID, ApprovalID: r.ApprovalID}
+}

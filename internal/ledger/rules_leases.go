@@ -1,0 +1,234 @@
+package ledger
+
+import "time"
+
+func (r OpenBucket) apply(u *unit) Result {
+	if b := u.view.Bucket; b != nil {
+		if base := u.baseLimit(); base != r.Limit {
+			return Result{Err: Errorf(CodeBucketLimitConflict, "Bucket already exists with a different limit.").
+				WithDetails(map[string]any{"expectedLimit": r.Limit, "actualLimit": base})}
+		}
+		return Result{}
+	}
+	if u.view.History.vanished() {
+		return Result{Err: vanishedError(r.Key)}
+	}
+	if u.fx.Row == RowDelete {
+		return Result{Err: errSameBatch("deleted")}
+	}
+	settings := r.Settings
+	if settings == (ReservationSettings{}) {
+		settings = DefaultSettings()
+	}
+	u.createBucket(r.Limit, settings)
+	u.audit(AuditRow{Event: AuditBucketOpened, Outcome: OutcomeApplied, RequestedLimit: pointer(r.Limit)})
+	return Result{}
+}
+
+// createBucket makes the row; its audit goes on where the key's history ended.
+func (u *unit) createBucket(limit int64, settings ReservationSettings) {
+	u.view.Bucket = &Bucket{
+		Key: u.view.Key, Limit: limit, Settings: settings, ConflictPolicy: ConflictReview,
+		RaisePolicy: RaisePolicy{Mode: ModeDisabled}, AuditSequence: u.view.History.LastSequence,
+		CreatedAt: u.now, UpdatedAt: u.now,
+	}
+	u.fx.LimitWritten = true
+	u.changed = true
+}
+
+// errSameBatch refuses to create and delete one bucket in one transaction.
+func errSameBatch(done string) *Error {
+	return Errorf(CodeUnavailable, "The bucket was %s by another request of the same batch; repeat the request.", done)
+}
+
+func vanishedError(key string) *Error {
+	return Errorf(CodeBucketRowMissing,
+		"Bucket existed and its row is gone without having been deleted through the ledger; restore it from a backup, or delete its TokenBucket to give the usage up.").
+		WithDetails(map[string]any{"bucket": key})
+}
+
+func (u *unit) notFound() *Error {
+	return Errorf(CodeBucketNotFound, "Bucket does not exist.").WithDetails(map[string]any{"bucket": u.view.Key})
+}
+
+// baseLimit is the limit without the active raise.
+func (u *unit) baseLimit() int64 {
+	if r := u.activeRaise(); r != nil && u.holdsPointer(r) {
+		return *r.RestoreTo
+	}
+	return u.view.Bucket.Limit
+}
+
+func (r Reserve) apply(u *unit) Result {
+	b := u.view.Bucket
+	if b == nil {
+		return Result{Err: u.notFound()}
+	}
+	hash := requestHash(r.Key, r.RequestKey)
+	if existing := u.leaseByRequest(hash); existing != nil {
+		ttl := r.TTL
+		if ttl == 0 {
+			ttl = existing.TTL
+		}
+		if existing.FingerprintHash != fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint) {
+			return Result{Err: Errorf(CodeIdempotencyConflict, "requestKey was already used with different reservation inputs.")}
+		}
+		return Result{Lease: existing}
+	}
+	ttl := r.TTL
+	if ttl == 0 {
+		ttl = b.Settings.DefaultTTL
+	}
+	if err := r.admit(u, ttl); err != nil {
+		return Result{Err: err}
+	}
+	lease := &Lease{
+		ID: r.LeaseID, BucketKey: r.Key, RequestHash: hash,
+		FingerprintHash: fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint),
+		State:           LeaseReserved, ReservedTokens: r.Tokens, TTL: ttl,
+		CreatedAt: u.now, ExpiresAt: u.now.Add(ttl), ScopedKeyID: b.ScopedKeyID, RaiseID: b.ActiveRaiseID,
+	}
+	u.addLease(lease)
+	b.ReservedTokens += r.Tokens
+	return Result{Lease: lease}
+}
+
+// admit decides whether a new lease fits, in the package's order of precedence.
+func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
+	b := u.view.Bucket
+	switch {
+	case ttl > b.Settings.MaxTTL:
+		return Errorf(CodeInvalidInput, "ttl exceeds the bucket's maximum.").WithDetails(map[string]any{
+			"field": "ttl", "ttlMs": ttl.Milliseconds(), "maxTtlMs": b.Settings.MaxTTL.Milliseconds(),
+		})
+	case u.now.Add(ttl).After(maxInstant):
+		return Errorf(CodeInvalidInput, "Lease expiration would exceed the range of instants.")
+	case b.ClosedAt != nil:
+		return closedError(b.Key)
+	case b.Settings.MaxRecords > 0 && b.LeaseRecords >= b.Settings.MaxRecords:
+		return Errorf(CodeBucketRecordLimit, "Bucket reached its retained lease record limit.").
+			WithDetails(map[string]any{"maxLeasesPerBucket": b.Settings.MaxRecords})
+	case r.Tokens > b.available():
+		return Errorf(CodeBudgetExceeded, "Requested tokens exceed available capacity.").
+			WithDetails(map[string]any{"requestedTokens": r.Tokens, "availableTokens": b.available()})
+	case u.lease(r.LeaseID) != nil:
+		return Errorf(CodeLeaseIDCollision, "New lease id already exists.")
+	default:
+		return nil
+	}
+}
+
+func closedError(key string) *Error {
+	return Errorf(CodeBucketClosed, "Bucket is closed: its TokenBucket was deleted. Leases that exist can still be settled.").
+		WithDetails(map[string]any{"bucket": key})
+}
+
+func (r Commit) apply(u *unit) Result {
+	b := u.view.Bucket
+	if b == nil {
+		return Result{Err: u.notFound()}
+	}
+	lease := u.lease(r.LeaseID)
+	if lease == nil {
+		return Result{Err: leaseNotFound(r.LeaseID)}
+	}
+	switch lease.State {
+	case LeaseReserved:
+		return r.settle(u, lease)
+	case LeaseCommitted:
+		if *lease.ActualTokens != r.ActualTokens {
+			return Result{Err: Errorf(CodeCommitConflict, "Lease was already committed with different actual usage.").
+				WithDetails(map[string]any{"actualTokens": *lease.ActualTokens})}
+		}
+		return Result{Lease: lease}
+	case LeaseExpired:
+		u.noteRefused(lease, r.ActualTokens)
+		return Result{Err: Errorf(CodeLeaseExpired, "Lease expired before it was committed.").
+			WithDetails(map[string]any{"leaseId": r.LeaseID})}
+	case LeaseReleased:
+		return Result{Err: Errorf(CodeLeaseReleased, "Released lease cannot be committed.").
+			WithDetails(map[string]any{"leaseId": r.LeaseID})}
+	default:
+		return Result{Err: corrupt("lease %s is in the unknown state %q", lease.ID, lease.State)}
+	}
+}
+
+// settle books the actual figure. A holder may always commit up to what it
+// reserved, also on a bucket that is over its limit; more only as far as the
+// bucket has room.
+func (r Commit) settle(u *unit, lease *Lease) Result {
+	b := u.view.Bucket
+	otherReserved := b.ReservedTokens - lease.ReservedTokens
+	maximum := max(b.Limit-b.UsedTokens-otherReserved, lease.ReservedTokens)
+	if r.ActualTokens > maximum {
+		u.noteRefused(lease, r.ActualTokens)
+		return Result{Err: Errorf(CodeCommitExceedsBudget, "Actual usage cannot be committed without exceeding the bucket limit.").
+			WithDetails(map[string]any{
+				"actualTokens": r.ActualTokens, "maximumCommit": maximum, "reservedTokens": lease.ReservedTokens,
+			})}
+	}
+	b.ReservedTokens = otherReserved
+	b.UsedTokens += r.ActualTokens
+	lease.State, lease.ActualTokens, lease.SettledAt = LeaseCommitted, pointer(r.ActualTokens), pointer(u.now)
+	u.changeLease(lease)
+	return Result{Lease: lease}
+}
+
+// noteRefused keeps the highest figure that a commit was refused: the tokens are
+// spent, so they must stay visible. The bucket itself does not change, so a
+// repeated figure changes nothing but the count.
+func (u *unit) noteRefused(lease *Lease, tokens int64) {
+	if lease.RefusedTokens == nil || *lease.RefusedTokens < tokens {
+		lease.RefusedTokens = pointer(tokens)
+	}
+	lease.RefusedCommits = min(lease.RefusedCommits+1, MaxTokens)
+	if !u.newLeases[lease] {
+		u.dirtyLeases[lease] = true
+	}
+	u.rowChanged = true
+}
+
+func leaseNotFound(id string) *Error {
+	return Errorf(CodeLeaseNotFound, "Lease does not exist.").WithDetails(map[string]any{"leaseId": id})
+}
+
+func (r Release) apply(u *unit) Result {
+	b := u.view.Bucket
+	if b == nil {
+		return Result{Err: u.notFound()}
+	}
+	lease := u.lease(r.LeaseID)
+	if lease == nil {
+		return Result{Err: leaseNotFound(r.LeaseID)}
+	}
+	switch lease.State {
+	case LeaseCommitted:
+		return Result{Err: Errorf(CodeLeaseCommitted, "Committed usage cannot be released.").
+			WithDetails(map[string]any{"leaseId": r.LeaseID})}
+	case LeaseReleased, LeaseExpired:
+		return Result{Lease: lease}
+	case LeaseReserved:
+		b.ReservedTokens -= lease.ReservedTokens
+		lease.State, lease.SettledAt = LeaseReleased, pointer(u.now)
+		u.changeLease(lease)
+		return Result{Lease: lease}
+	default:
+		return Result{Err: corrupt("lease %s is in the unknown state %q", lease.ID, lease.State)}
+	}
+}
+
+func (r ReapExpired) apply(u *unit) Result {
+	if u.view.Bucket == nil {
+		return Result{Err: u.notFound()}
+	}
+	return Result{}
+}
+
+func (r Inspect) apply(u *unit) Result {
+	if u.view.Bucket == nil {
+		return Result{Err: u.notFound()}
+	}
+	return Result{}
+}
+
+func (r Touch) apply(*unit) Result { return Result{} }

@@ -1,0 +1,229 @@
+package ledger
+
+import (
+	"context"
+	"time"
+)
+
+// Store keeps buckets and lets the rules of this package decide on them. It
+// knows no rule itself: for each bucket of a call it locks the row, reads the
+// clock, loads a View, calls Run and makes the Effects durable, all or nothing.
+//
+// A store answers only what is durable: no result, refusals included, leaves
+// before its transaction is confirmed.
+type Store interface {
+	// Do carries out requests and answers each, in order; len(results) ==
+	// len(requests). Requests on one bucket are applied in their order, under one
+	// lock and at one instant. A request that cannot be carried out affects the
+	// others no further than their transaction, which is run again without it.
+	Do(ctx context.Context, requests []Request) []Result
+
+	// Sweep touches up to limit due buckets that nobody else has locked.
+	Sweep(ctx context.Context, request SweepRequest) (SweepResult, error)
+
+	// Changes answers the buckets whose revision is not the known one, and those
+	// that are gone, from one query. It performs nothing that is due.
+	Changes(ctx context.Context, known []KnownRevision) ([]Change, error)
+
+	// Raise finds a raise by its ID or current UID within a cluster, whichever
+	// bucket it is on. It refuses with raise_not_found.
+	Raise(ctx context.Context, cluster, uid string) (*Raise, error)
+	// LiveRaises lists a cluster's raises that have not ended, by (bucket, ID)
+	// after the given position, at most limit.
+	LiveRaises(ctx context.Context, cluster string, after RaisePosition, limit int) ([]*Raise, error)
+	// Leases lists a bucket's leases by (created at, ID) after the given position,
+	// at most limit.
+	Leases(ctx context.Context, bucketKey string, after LeasePosition, limit int) ([]*Lease, error)
+	// Audit lists a bucket's audit rows above a sequence number, at most limit.
+	Audit(ctx context.Context, bucketKey string, afterSequence int64, limit int) ([]AuditRow, error)
+	// ActivePastExpiry counts raises still active although their expiry has passed.
+	ActivePastExpiry(ctx context.Context) (int64, error)
+	// Writable reports whether the ledger can be written now: nil, or why not.
+	Writable(ctx context.Context) error
+}
+
+// SweepRequest bounds one pass of the sweeper.
+type SweepRequest struct {
+	// Limit is how many buckets to touch at most.
+	Limit int
+	// SetAside are buckets to leave out of this pass.
+	SetAside []string
+}
+
+// SweepResult tells what a pass did.
+type SweepResult struct {
+	// Touched are the buckets on which something due was performed.
+	Touched []string
+	// Failed are the buckets whose touch failed, with the reason.
+	Failed map[string]error
+	// NextIn is how long from now the next transition is due, by the store's
+	// clock: 0 when one is due already, negative when there is none.
+	NextIn time.Duration
+}
+
+// KnownRevision is a bucket as the caller last saw it; revision 0 asks for the
+// bucket whatever its revision.
+type KnownRevision struct {
+	Key      string
+	Revision int64
+}
+
+// Change is a bucket that is not as the caller knows it; Snapshot is nil when the
+// bucket is gone.
+type Change struct {
+	Key      string
+	Snapshot *Snapshot
+}
+
+// RaisePosition is a place in the list of live raises.
+type RaisePosition struct{ BucketKey, RaiseID string }
+
+// LeasePosition is a place in a bucket's list of leases.
+type LeasePosition struct {
+	CreatedAt time.Time
+	LeaseID   string
+}
+
+// View is what the rules see of one bucket: rows that the store loaded under the
+// bucket's lock. The rules change it in place; what changed is in Effects.
+type View struct {
+	Key string
+	// Bucket is nil when there is no row.
+	Bucket *Bucket
+	// History is loaded when there is no row.
+	History History
+	// Raises are the bucket's live raises and those that the Needs named.
+	Raises []*Raise
+	// Leases are those that the Needs named.
+	Leases []*Lease
+	// Overdue sums up reserved leases with ExpiresAt at or before the bucket's
+	// instant, by ExpiresAt.
+	Overdue []OverdueLeases
+	// OverdueIDs are the IDs behind Overdue, when the Needs asked for them.
+	OverdueIDs []string
+	// Operations are the recorded operations that the Needs named.
+	Operations []OperationRecord
+	// Approvals maps the approvals that the Needs named, or live raises hold, to
+	// the raise that spent them.
+	Approvals map[ApprovalKey]string
+}
+
+// OverdueLeases sums up reserved leases that expired at one instant.
+type OverdueLeases struct {
+	ExpiresAt time.Time
+	Count     int64
+	Tokens    int64
+}
+
+// OperationRecord keeps the outcome of one operation ID.
+type OperationRecord struct {
+	BucketKey string
+	ID        string
+	// Inputs identifies what was asked; the same ID with other inputs is refused.
+	Inputs string
+	// Code is the refusal; "" for success. Details belong to it.
+	Code    Code
+	Message string
+	Details map[string]any
+	At      time.Time
+}
+
+// RowWrite says what becomes of a bucket's row.
+type RowWrite int
+
+// What becomes of a bucket's row.
+const (
+	RowUnchanged RowWrite = iota
+	RowInsert
+	RowUpdate
+	// RowDelete removes the bucket, its leases and its operations; audit, raises
+	// and approvals stay.
+	RowDelete
+)
+
+// Effects are what a store must make durable, in one transaction, for one bucket.
+// Expire comes before UpdateLeases, since a rule may note something on a lease
+// that has just expired.
+type Effects struct {
+	Row RowWrite
+	// LimitWritten is true when the limit column must be named by the statement,
+	// also when its value stays equal. Nothing else may name it.
+	LimitWritten bool
+	// Expire is set when overdue leases expire: all reserved leases of the bucket
+	// with ExpiresAt <= Expire.At become expired, settled at that instant. The
+	// store checks that it finds Expire.Count of them.
+	Expire *Expiry
+	// InsertLeases and UpdateLeases hold each lease once.
+	InsertLeases []*Lease
+	UpdateLeases []*Lease
+	InsertRaises []*Raise
+	UpdateRaises []*Raise
+	// SpendApprovals and FreeApprovals are (approval, raise) pairs.
+	SpendApprovals   []SpentApproval
+	FreeApprovals    []SpentApproval
+	InsertOperations []OperationRecord
+	Audit            []AuditRow
+	// Transitions are for metrics and logs, once the transaction is confirmed.
+	Transitions []Transition
+}
+
+// Empty reports whether there is nothing to write. Audit rows can stand alone:
+// the history of a bucket outlives its row.
+func (e *Effects) Empty() bool { return e.Row == RowUnchanged && len(e.Audit) == 0 }
+
+// Expiry is the set-based expiry of overdue leases.
+type Expiry struct {
+	At    time.Time
+	Count int64
+}
+
+// SpentApproval says which raise an approval was spent for.
+type SpentApproval struct {
+	Approval  ApprovalKey
+	RaiseID   string
+	BucketKey string
+	At        time.Time
+}
+
+// TransitionKind names what happened to a raise, in metrics and logs.
+type TransitionKind string
+
+// What can happen to a raise.
+const (
+	TransitionActivate TransitionKind = "activate"
+	TransitionRestore  TransitionKind = "restore"
+	TransitionRevoke   TransitionKind = "revoke"
+	TransitionFail     TransitionKind = "fail"
+	TransitionWait     TransitionKind = "wait"
+	TransitionObserve  TransitionKind = "observe"
+)
+
+// Transition reports one step of a raise.
+type Transition struct {
+	BucketKey string
+	RaiseID   string
+	Kind      TransitionKind
+	Outcome   AuditOutcome
+	Reason    Reason
+	DueAt     time.Time
+	At        time.Time
+}
+
+// Observer is told what a store did, after it is durable. Implementations must
+// not block.
+type Observer interface {
+	// ObserveOperation is called once for each request; code is "" for success.
+	ObserveOperation(operation Operation, code Code, duration time.Duration)
+	// ObserveTransition is called once for each step of a raise. confirmed is the
+	// time from the transaction's instant to the confirmation of its COMMIT.
+	ObserveTransition(t Transition, confirmed time.Duration)
+}
+
+// NopObserver ignores everything.
+type NopObserver struct{}
+
+// ObserveOperation implements Observer.
+func (NopObserver) ObserveOperation(Operation, Code, time.Duration) {}
+
+// ObserveTransition implements Observer.
+func (NopObserver) ObserveTransition(Transition, time.Duration) {}

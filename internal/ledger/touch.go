@@ -1,0 +1,209 @@
+package ledger
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// stepKind orders steps that are due at one instant. Leases expire before any of
+// them.
+type stepKind int
+
+const (
+	stepLostPointer stepKind = iota
+	stepRestore
+	stepCloseWindow
+	stepGraceOver
+	stepStart
+)
+
+// step is one thing that time, or another hand, has made due on a raise.
+type step struct {
+	kind  stepKind
+	dueAt time.Time
+	raise *Raise
+	// actor is set when somebody other than the raise's own actor made it due.
+	actor string
+}
+
+// touch performs what is due: raises starting and ending, and leases expiring, in
+// the order of their instants. It returns the IDs of the leases that expired, as
+// far as the view holds them, and leaves NextTransitionAt in the future.
+func (u *unit) touch() []string {
+	b := u.view.Bucket
+	if b == nil {
+		return nil
+	}
+	// Each step ends a raise or marks it as waiting, and each end of another raise
+	// can make it wait anew; the bound only guards against a rule that forgets to.
+	var ids []string
+	n := len(u.view.Raises) + 2
+	for range 2 * n * n {
+		next, found := u.nextStep()
+		if !found {
+			break
+		}
+		ids = append(ids, u.expireLeases(next.dueAt)...)
+		u.perform(next)
+	}
+	ids = append(ids, u.expireLeases(u.now)...)
+	if due := u.nextTransition(); !due.Equal(b.NextTransitionAt) {
+		b.NextTransitionAt = due
+		u.rowChanged = true
+	}
+	return ids
+}
+
+// nextStep finds the earliest due step; at one instant the kinds decide, then
+// the raises' own order.
+func (u *unit) nextStep() (step, bool) {
+	var due []step
+	raised := u.activeRaise() != nil
+	for _, r := range u.view.Raises {
+		due = u.appendDue(due, r, raised)
+	}
+	if len(due) == 0 {
+		return step{}, false
+	}
+	return slices.MinFunc(due, func(a, b step) int {
+		if c := a.dueAt.Compare(b.dueAt); c != 0 {
+			return c
+		}
+		if a.kind != b.kind {
+			return int(a.kind) - int(b.kind)
+		}
+		return compareRaises(a.raise, b.raise)
+	}), true
+}
+
+// compareRaises orders raises that want to start at one instant: who asked first,
+// then by ID.
+func compareRaises(a, b *Raise) int {
+	if c := a.StartsAt.Compare(b.StartsAt); c != 0 {
+		return c
+	}
+	if c := a.StoredAt.Compare(b.StoredAt); c != 0 {
+		return c
+	}
+	return strings.Compare(a.ID, b.ID)
+}
+
+func (u *unit) appendDue(due []step, r *Raise, raised bool) []step {
+	switch r.State {
+	case RaiseActive:
+		if !u.holdsPointer(r) {
+			// It was not time that made this due: it comes before everything that
+			// did, so that no other raise waits for one that is over.
+			return append(due, step{kind: stepLostPointer, raise: r})
+		}
+		if !u.now.Before(r.ExpiresAt) {
+			due = append(due, step{kind: stepRestore, dueAt: r.ExpiresAt, raise: r})
+		}
+	case RaisePending:
+		if !u.now.Before(r.ExpiresAt) {
+			due = append(due, step{kind: stepCloseWindow, dueAt: r.ExpiresAt, raise: r})
+		}
+		if u.now.Before(r.StartsAt) {
+			return due
+		}
+		if r.MismatchSince != nil && !u.now.Before(r.MismatchSince.Add(MismatchGrace)) {
+			due = append(due, step{kind: stepGraceOver, dueAt: r.MismatchSince.Add(MismatchGrace), raise: r})
+		}
+		if u.startIsDue(r, raised) {
+			due = append(due, step{kind: stepStart, dueAt: r.StartsAt, raise: r})
+		}
+	case RaiseRestoring, RaiseRestored, RaiseFailed:
+	}
+	return due
+}
+
+// startIsDue reports whether trying to start r now would change anything. A raise
+// that waits for something has noted so, and is tried again only when that is
+// over.
+func (u *unit) startIsDue(r *Raise, raised bool) bool {
+	if !u.now.Before(r.ExpiresAt) {
+		return false
+	}
+	switch u.effectiveMode() {
+	case ModeObserveOnly:
+		return r.ObservedAt == nil
+	case ModeEnforce:
+		if raised {
+			return r.Reason != ReasonBucketAlreadyRaised
+		}
+		return r.MismatchSince == nil || u.view.Bucket.Limit == r.NormalLimit
+	default:
+		return true
+	}
+}
+
+func (u *unit) effectiveMode() Mode {
+	if m := u.view.Bucket.RaisePolicy.Mode; m != "" {
+		return m
+	}
+	return ModeDisabled
+}
+
+// nextTransition is the earliest instant at which time alone makes something due.
+// It is in the future, because everything due has been performed.
+func (u *unit) nextTransition() time.Time {
+	var next time.Time
+	consider := func(t time.Time) {
+		if next.IsZero() || t.Before(next) {
+			next = t
+		}
+	}
+	raised := u.activeRaise() != nil
+	for _, r := range u.view.Raises {
+		switch r.State {
+		case RaiseActive:
+			consider(r.ExpiresAt)
+		case RaisePending:
+			consider(r.ExpiresAt)
+			if u.now.Before(r.StartsAt) && !raised {
+				consider(r.StartsAt)
+			}
+			if r.MismatchSince != nil {
+				consider(r.MismatchSince.Add(MismatchGrace))
+			}
+		case RaiseRestoring, RaiseRestored, RaiseFailed:
+		}
+	}
+	return next
+}
+
+// expireLeases returns what overdue leases hold, up to an instant. The rows are
+// settled by one set-based statement at the end; here only the sums move, and the
+// leases that the rules hold in their hands.
+func (u *unit) expireLeases(upTo time.Time) []string {
+	b := u.view.Bucket
+	rest := u.view.Overdue[:0:0]
+	var count int64
+	for _, group := range u.view.Overdue {
+		if group.ExpiresAt.After(upTo) {
+			rest = append(rest, group)
+			continue
+		}
+		count += group.Count
+		b.ReservedTokens -= group.Tokens
+	}
+	u.view.Overdue = rest
+	if count > 0 {
+		u.expired += count
+		u.changed = true
+		for _, l := range u.view.Leases {
+			if l.State == LeaseReserved && !l.ExpiresAt.After(upTo) {
+				l.State = LeaseExpired
+				l.SettledAt = pointer(u.now)
+			}
+		}
+	}
+	if len(rest) > 0 {
+		return nil
+	}
+	ids := u.view.OverdueIDs
+	u.view.OverdueIDs = nil
+	slices.Sort(ids)
+	return ids
+}
