@@ -26,6 +26,9 @@ const (
 	logTailBytes = 2000
 )
 
+// ErrHadToBeKilled says that a process did not end by itself in time.
+var ErrHadToBeKilled = errors.New("had to be killed")
+
 // Command says what to run.
 type Command struct {
 	// Path is the program's absolute path.
@@ -105,7 +108,7 @@ func (p *Process) Signal(signal syscall.Signal) error {
 }
 
 // Stop asks the process to end and waits for it; one that does not end within
-// 20 s, or before the context does, is killed and reported as an error.
+// 20 s, or before the context does, is killed and reported as ErrHadToBeKilled.
 // Stopping an ended process does nothing.
 func (p *Process) Stop(ctx context.Context) error {
 	signal := p.command.StopSignal
@@ -147,7 +150,7 @@ func (p *Process) End(ctx context.Context, signal syscall.Signal) error {
 	if err := p.Kill(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s had to be killed because it did not end after %s", p.name(), signal)
+	return fmt.Errorf("%s %w because it did not end after the signal %q", p.name(), ErrHadToBeKilled, signal)
 }
 
 // WaitReady calls check until it succeeds. It gives up when the process ends,

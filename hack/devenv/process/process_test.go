@@ -146,7 +146,7 @@ func TestStopKillsTheStubborn(t *testing.T) {
 	waitUntil(t, "the shell ignores SIGTERM", func() bool { return p.LogTail() == "ready" })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.Stop(ctx); err == nil || !strings.Contains(err.Error(), "had to be killed") {
+	if err := p.Stop(ctx); !errors.Is(err, process.ErrHadToBeKilled) {
 		t.Fatalf("got %v", err)
 	}
 	if p.Running() {
