@@ -1,0 +1,323 @@
+-- +goose Up
+
+-- Every key is compared byte for byte (COLLATE "C"), and starts with the bucket
+-- key, so that a bucket with all its rows can live on one shard. Token counts lie
+-- within 0..2^53-1. NULL means "none".
+
+-- The one clock of the ledger, cut off to milliseconds. clock_timestamp() moves on
+-- within a transaction, so a transaction that waited for a lock reads the time
+-- after the wait.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.ledger_now() RETURNS timestamptz
+    LANGUAGE sql VOLATILE
+    AS $$ SELECT pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp()) $$;
+-- +goose StatementEnd
+
+-- require ends the transaction when a statement did not find the rows that it must
+-- find: what was decided no longer holds, and it has to be decided again.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.require(actual bigint, expected bigint, what text) RETURNS void
+    LANGUAGE plpgsql VOLATILE
+    AS $$
+BEGIN
+    IF actual IS DISTINCT FROM expected THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'TL001',
+            MESSAGE = pg_catalog.format('%s: %s rows found, %s expected', what, actual, expected);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- The row is the lock and the timer of its bucket. Room is left on its page and no
+-- index covers what an ordinary operation changes, so that updates stay on the page.
+CREATE TABLE tokenlease.buckets (
+    bucket_key             text COLLATE "C" NOT NULL,
+    owner_cluster          text COLLATE "C",
+    owner_namespace        text COLLATE "C",
+    owner_name             text COLLATE "C",
+    owner_uid              text COLLATE "C",
+    owner_created_at       timestamptz,
+    retired_uid            text COLLATE "C",
+    tenant_id              text COLLATE "C",
+    scoped_key_id          text COLLATE "C",
+    limit_tokens           bigint NOT NULL,
+    used_tokens            bigint NOT NULL,
+    reserved_tokens        bigint NOT NULL,
+    declared_limit_tokens  bigint,
+    declared_generation    bigint NOT NULL,
+    conflict_policy        text,
+    default_ttl_ms         bigint NOT NULL,
+    max_ttl_ms             bigint NOT NULL,
+    max_records            bigint NOT NULL,
+    raise_mode             text,
+    raise_max_limit_tokens bigint NOT NULL,
+    raise_max_duration_ms  bigint NOT NULL,
+    active_raise_id        text COLLATE "C",
+    limit_epoch            bigint NOT NULL,
+    lease_records          bigint NOT NULL,
+    audit_sequence         bigint NOT NULL,
+    revision               bigint NOT NULL,
+    next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
+    closed_at              timestamptz,
+    created_at             timestamptz NOT NULL,
+    updated_at             timestamptz NOT NULL,
+    CONSTRAINT buckets_pkey PRIMARY KEY (bucket_key),
+    CONSTRAINT buckets_key_length CHECK (char_length(bucket_key) BETWEEN 1 AND 200),
+    CONSTRAINT buckets_owner CHECK (num_nonnulls(owner_cluster, owner_namespace, owner_name, owner_uid, owner_created_at) IN (0, 5)),
+    CONSTRAINT buckets_declared_by_owner CHECK (owner_name IS NOT NULL OR declared_limit_tokens IS NULL),
+    CONSTRAINT buckets_limit_range CHECK (limit_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT buckets_used_range CHECK (used_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT buckets_reserved_range CHECK (reserved_tokens BETWEEN 0 AND 9007199254740991 - used_tokens),
+    CONSTRAINT buckets_declared_range CHECK (declared_limit_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT buckets_conflict_policy CHECK (conflict_policy IN ('Review', 'Overwrite')),
+    CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms AND max_records BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT buckets_raise_mode CHECK (raise_mode IN ('Enforce', 'ObserveOnly', 'Disabled')),
+    CONSTRAINT buckets_raise_policy CHECK (raise_max_limit_tokens BETWEEN 0 AND 9007199254740991 AND raise_max_duration_ms >= 0),
+    CONSTRAINT buckets_counters CHECK (declared_generation >= 0 AND limit_epoch >= 0 AND lease_records >= 0
+        AND audit_sequence >= 0 AND revision >= 0),
+    CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
+) WITH (fillfactor = 60);
+
+-- Most buckets have nothing due, so the index is small.
+CREATE INDEX buckets_due ON tokenlease.buckets (next_transition_at) WHERE next_transition_at < 'infinity';
+
+-- Leases do not reference their bucket: they are written under its row's lock and
+-- removed with it, and a check of each of a thousand rows would prove the same.
+CREATE TABLE tokenlease.leases (
+    bucket_key       text COLLATE "C" NOT NULL,
+    lease_id         text COLLATE "C" NOT NULL,
+    request_hash     text COLLATE "C" NOT NULL,
+    fingerprint_hash text COLLATE "C" NOT NULL,
+    state            text COLLATE "C" NOT NULL,
+    reserved_tokens  bigint NOT NULL,
+    actual_tokens    bigint,
+    ttl_ms           bigint NOT NULL,
+    created_at       timestamptz NOT NULL,
+    expires_at       timestamptz NOT NULL,
+    settled_at       timestamptz,
+    scoped_key_id    text COLLATE "C",
+    raise_id         text COLLATE "C",
+    refused_tokens   bigint,
+    refused_commits  bigint NOT NULL DEFAULT 0,
+    CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, lease_id),
+    CONSTRAINT leases_request_key UNIQUE (bucket_key, request_hash),
+    CONSTRAINT leases_id_length CHECK (char_length(lease_id) BETWEEN 1 AND 128),
+    CONSTRAINT leases_hashes CHECK (char_length(request_hash) = 64 AND char_length(fingerprint_hash) = 64),
+    CONSTRAINT leases_reserved_range CHECK (reserved_tokens BETWEEN 1 AND 9007199254740991),
+    CONSTRAINT leases_actual_range CHECK (actual_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT leases_refused CHECK (refused_tokens BETWEEN 0 AND 9007199254740991
+        AND refused_commits >= 0 AND (refused_tokens IS NULL) = (refused_commits = 0)),
+    CONSTRAINT leases_state CHECK (
+        (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
+        OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
+        OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
+    CONSTRAINT leases_instants CHECK (ttl_ms > 0 AND expires_at > created_at AND settled_at >= created_at)
+) WITH (fillfactor = 90);
+
+-- What is overdue is found without reading what is settled.
+CREATE INDEX leases_reserved ON tokenlease.leases (bucket_key, expires_at) WHERE state = 'reserved';
+-- Pages of a long history cost what they show.
+CREATE INDEX leases_history ON tokenlease.leases (bucket_key, created_at, lease_id);
+
+CREATE TABLE tokenlease.raises (
+    bucket_key             text COLLATE "C" NOT NULL,
+    raise_id               text COLLATE "C" NOT NULL,
+    cluster                text COLLATE "C" NOT NULL,
+    namespace              text COLLATE "C" NOT NULL,
+    name                   text COLLATE "C" NOT NULL,
+    current_uid            text COLLATE "C" NOT NULL,
+    tenant_id              text COLLATE "C" NOT NULL,
+    scoped_key_id          text COLLATE "C" NOT NULL,
+    normal_limit_tokens    bigint NOT NULL,
+    temporary_limit_tokens bigint NOT NULL,
+    applied_limit_tokens   bigint,
+    restore_to_tokens      bigint,
+    limit_epoch            bigint NOT NULL,
+    starts_at              timestamptz NOT NULL,
+    expires_at             timestamptz NOT NULL,
+    approval_id            text COLLATE "C" NOT NULL,
+    actor                  text,
+    grant_hash             text COLLATE "C" NOT NULL,
+    on_base_change         text NOT NULL,
+    state                  text COLLATE "C" NOT NULL,
+    reason                 text,
+    review_required        boolean NOT NULL,
+    observed_limit_tokens  bigint,
+    version                bigint NOT NULL,
+    stored_at              timestamptz NOT NULL,
+    activated_at           timestamptz,
+    ended_at               timestamptz,
+    mismatch_since         timestamptz,
+    observed_at            timestamptz,
+    CONSTRAINT raises_pkey PRIMARY KEY (bucket_key, raise_id),
+    -- One object asks for one raise, on one bucket.
+    CONSTRAINT raises_object_key UNIQUE (cluster, raise_id),
+    CONSTRAINT raises_limits CHECK (normal_limit_tokens >= 0 AND temporary_limit_tokens > normal_limit_tokens
+        AND temporary_limit_tokens <= 9007199254740991),
+    CONSTRAINT raises_applied CHECK (applied_limit_tokens BETWEEN 0 AND 9007199254740991
+        AND restore_to_tokens BETWEEN 0 AND 9007199254740991
+        AND (applied_limit_tokens IS NULL) = (restore_to_tokens IS NULL)
+        AND (applied_limit_tokens IS NULL) = (activated_at IS NULL)),
+    CONSTRAINT raises_observed_range CHECK (observed_limit_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT raises_on_base_change CHECK (on_base_change IN ('Review', 'Rebase')),
+    CONSTRAINT raises_state CHECK (
+        (state = 'pending' AND activated_at IS NULL AND ended_at IS NULL)
+        OR (state IN ('active', 'restoring') AND activated_at IS NOT NULL AND ended_at IS NULL)
+        OR (state = 'restored' AND activated_at IS NOT NULL AND ended_at IS NOT NULL)
+        OR (state = 'failed' AND ended_at IS NOT NULL)),
+    CONSTRAINT raises_counters CHECK (version >= 0 AND limit_epoch >= 0)
+) WITH (fillfactor = 80);
+
+CREATE UNIQUE INDEX raises_one_active ON tokenlease.raises (bucket_key) INCLUDE (expires_at)
+    WHERE state IN ('active', 'restoring');
+CREATE INDEX raises_live ON tokenlease.raises (bucket_key, raise_id)
+    WHERE state IN ('pending', 'active', 'restoring');
+CREATE INDEX raises_current_uid ON tokenlease.raises (cluster, current_uid);
+CREATE INDEX raises_grant ON tokenlease.raises (bucket_key, grant_hash);
+
+-- An approval is spent once within its namespace and tenant, whatever the bucket.
+CREATE TABLE tokenlease.approvals (
+    cluster     text COLLATE "C" NOT NULL,
+    namespace   text COLLATE "C" NOT NULL,
+    tenant_id   text COLLATE "C" NOT NULL,
+    approval_id text COLLATE "C" NOT NULL,
+    raise_id    text COLLATE "C" NOT NULL,
+    bucket_key  text COLLATE "C" NOT NULL,
+    spent_at    timestamptz NOT NULL,
+    CONSTRAINT approvals_pkey PRIMARY KEY (cluster, namespace, tenant_id, approval_id)
+);
+
+CREATE TABLE tokenlease.operations (
+    bucket_key   text COLLATE "C" NOT NULL,
+    operation_id text COLLATE "C" NOT NULL,
+    inputs       text NOT NULL,
+    code         text,
+    message      text,
+    details      jsonb,
+    recorded_at  timestamptz NOT NULL,
+    CONSTRAINT operations_pkey PRIMARY KEY (bucket_key, operation_id),
+    CONSTRAINT operations_id_length CHECK (char_length(operation_id) BETWEEN 1 AND 512)
+);
+
+CREATE TABLE tokenlease.audit (
+    bucket_key             text COLLATE "C" NOT NULL,
+    sequence               bigint NOT NULL,
+    event                  text NOT NULL,
+    outcome                text NOT NULL,
+    reason                 text,
+    operation_id           text COLLATE "C",
+    raise_id               text COLLATE "C",
+    raise_version          bigint NOT NULL DEFAULT 0,
+    cluster                text,
+    namespace              text,
+    owner_name             text,
+    tenant_id              text,
+    scoped_key_id          text,
+    bucket_scoped_key_id   text,
+    approval_id            text,
+    actor                  text,
+    worker                 text,
+    trigger_operation      text,
+    requested_limit_tokens bigint,
+    prior_limit_tokens     bigint,
+    effective_limit_tokens bigint,
+    declared_limit_tokens  bigint,
+    used_tokens            bigint NOT NULL,
+    reserved_tokens        bigint NOT NULL,
+    limit_epoch            bigint NOT NULL,
+    due_at                 timestamptz,
+    recorded_at            timestamptz NOT NULL,
+    CONSTRAINT audit_pkey PRIMARY KEY (bucket_key, sequence),
+    CONSTRAINT audit_sequence CHECK (sequence >= 1),
+    CONSTRAINT audit_event CHECK (char_length(event) BETWEEN 1 AND 64),
+    CONSTRAINT audit_outcome CHECK (outcome IN ('applied', 'refused', 'kept', 'waiting', 'observed')),
+    CONSTRAINT audit_limits CHECK (requested_limit_tokens BETWEEN 0 AND 9007199254740991
+        AND prior_limit_tokens BETWEEN 0 AND 9007199254740991
+        AND effective_limit_tokens BETWEEN 0 AND 9007199254740991
+        AND declared_limit_tokens BETWEEN 0 AND 9007199254740991),
+    CONSTRAINT audit_usage CHECK (used_tokens BETWEEN 0 AND 9007199254740991
+        AND reserved_tokens BETWEEN 0 AND 9007199254740991 - used_tokens)
+);
+
+-- A raise is put in force once and taken back once.
+CREATE UNIQUE INDEX audit_one_effect ON tokenlease.audit (bucket_key, operation_id)
+    WHERE event IN ('RaiseActivated', 'RaiseRestored');
+
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.refuse_audit_change() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'TL002',
+        MESSAGE = 'tokenlease.audit is append-only: ' || TG_OP || ' is refused';
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON tokenlease.audit
+    FOR EACH STATEMENT EXECUTE FUNCTION tokenlease.refuse_audit_change();
+
+-- Whoever names the limit advances limit_epoch in the same statement; the ledger
+-- does. Another hand, which does not know of it, takes the limit away from the
+-- raise that set it, also when the value stays equal, leaves a line in the audit,
+-- and makes the bucket due so that the raise is ended at once.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.take_limit() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+DECLARE
+    clock timestamptz := tokenlease.ledger_now();
+BEGIN
+    IF NEW.limit_epoch < OLD.limit_epoch THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'TL003',
+            MESSAGE = 'limit_epoch of tokenlease.buckets never goes back';
+    END IF;
+    NEW.active_raise_id := NULL;
+    NEW.limit_epoch := OLD.limit_epoch + 1;
+    NEW.revision := OLD.revision + 1;
+    NEW.audit_sequence := OLD.audit_sequence + 1;
+    NEW.next_transition_at := clock;
+    NEW.updated_at := greatest(OLD.updated_at, clock);
+    INSERT INTO tokenlease.audit (
+        bucket_key, sequence, event, outcome, reason, raise_id, raise_version,
+        cluster, namespace, owner_name, tenant_id, scoped_key_id, bucket_scoped_key_id, approval_id,
+        actor, worker, trigger_operation,
+        requested_limit_tokens, prior_limit_tokens, effective_limit_tokens, declared_limit_tokens,
+        used_tokens, reserved_tokens, limit_epoch, recorded_at)
+    SELECT
+        NEW.bucket_key, NEW.audit_sequence, 'LimitChangedOutsideLedger', 'applied', 'LimitChanged',
+        OLD.active_raise_id, coalesce(r.version, 0),
+        NEW.owner_cluster, NEW.owner_namespace, NEW.owner_name, NEW.tenant_id, r.scoped_key_id, NEW.scoped_key_id,
+        r.approval_id, session_user, nullif(current_setting('application_name'), ''), 'sql',
+        NEW.limit_tokens, OLD.limit_tokens, NEW.limit_tokens, NEW.declared_limit_tokens,
+        NEW.used_tokens, NEW.reserved_tokens, NEW.limit_epoch, NEW.updated_at
+    FROM (SELECT 1) AS one
+    LEFT JOIN tokenlease.raises AS r ON r.bucket_key = OLD.bucket_key AND r.raise_id = OLD.active_raise_id;
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER buckets_limit_taken BEFORE UPDATE OF limit_tokens ON tokenlease.buckets
+    FOR EACH ROW WHEN (NEW.limit_epoch <= OLD.limit_epoch) EXECUTE FUNCTION tokenlease.take_limit();
+
+-- grant_runtime gives a role what the running ledger needs and nothing more: no
+-- DDL, and the evidence can be added to but not changed.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.grant_runtime(runtime_role name) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    AS $$
+BEGIN
+    EXECUTE format('GRANT USAGE ON SCHEMA tokenlease TO %I', runtime_role);
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, '
+        'tokenlease.approvals, tokenlease.operations TO %I', runtime_role);
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE ON tokenlease.raises TO %I', runtime_role);
+    EXECUTE format('GRANT SELECT, INSERT ON tokenlease.audit TO %I', runtime_role);
+    EXECUTE format('GRANT SELECT ON tokenlease.schema_version TO %I', runtime_role);
+    EXECUTE format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA tokenlease TO %I', runtime_role);
+END
+$$;
+-- +goose StatementEnd
