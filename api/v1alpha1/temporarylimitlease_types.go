@@ -127,6 +127,8 @@ type BucketReference struct {
 }
 
 // TemporaryLimitLeaseStatus mirrors the raise in the ledger.
+//
+// +kubebuilder:validation:MinProperties=0
 type TemporaryLimitLeaseStatus struct {
 	// conditions are Ready, Reconciling and Stalled as kstatus reads them (Ready
 	// once the intent is in the ledger, Stalled if the raise never ran), and
@@ -136,6 +138,7 @@ type TemporaryLimitLeaseStatus struct {
 	// +listMapKey=type
 	// +patchStrategy=merge
 	// +patchMergeKey=type
+	// +kubebuilder:validation:MinItems=0
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 
@@ -152,7 +155,7 @@ type TemporaryLimitLeaseStatus struct {
 	// requestedBy is who asked for the raise, as it stands in the audit.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:MaxLength=512
 	RequestedBy string `json:"requestedBy,omitempty"`
 
 	// bucketKey is the key of the bucket in the ledger.
@@ -189,7 +192,7 @@ type TemporaryLimitLeaseStatus struct {
 
 	// operations are the IDs under which the ledger recorded what it did.
 	// +optional
-	Operations *RaiseOperations `json:"operations,omitempty"`
+	Operations *RaiseOperations `json:"operations,omitzero"`
 }
 
 // RaiseOperations are the operation IDs of a raise, as found in the audit.
@@ -199,13 +202,13 @@ type RaiseOperations struct {
 	// activate is the operation that put the temporary limit in force.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:MaxLength=256
 	Activate string `json:"activate,omitempty"`
 
 	// restore is the operation that put the limit back.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:MaxLength=256
 	Restore string `json:"restore,omitempty"`
 }
 

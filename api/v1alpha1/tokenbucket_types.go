@@ -107,13 +107,14 @@ type TokenBucketSpec struct {
 	// raises says which temporary raises this bucket accepts. Without it none is
 	// accepted.
 	// +optional
-	Raises *RaisePolicy `json:"raises,omitempty"`
+	Raises *RaisePolicy `json:"raises,omitzero"`
 }
 
 // ReservationPolicy bounds the reservations of one bucket. It is stored with the
 // bucket, so that every replica and every client works by the same figures.
 //
 // +kubebuilder:validation:XValidation:rule="self.defaultTTLSeconds <= self.maxTTLSeconds",message="defaultTTLSeconds must not be above maxTTLSeconds (60 and 3600 if left out)",fieldPath=".defaultTTLSeconds"
+// +kubebuilder:validation:MinProperties=0
 type ReservationPolicy struct {
 	// defaultTTLSeconds is how long a reservation lives that asks for no duration
 	// of its own, in seconds, 1 to 31536000 (365 days).
@@ -167,6 +168,8 @@ type RaisePolicy struct {
 // TokenBucketStatus mirrors the ledger. Usage figures lag behind it by up to a
 // minute; what admits a reservation is the ledger itself. A figure that is absent
 // is not known, 0 is a figure like any other.
+//
+// +kubebuilder:validation:MinProperties=0
 type TokenBucketStatus struct {
 	// conditions are Ready, Reconciling and Stalled as kstatus reads them, and
 	// LimitInSync (the limit is the declared one, or raised above it by a lease),
@@ -176,6 +179,7 @@ type TokenBucketStatus struct {
 	// +listMapKey=type
 	// +patchStrategy=merge
 	// +patchMergeKey=type
+	// +kubebuilder:validation:MinItems=0
 	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 
@@ -238,7 +242,7 @@ type TokenBucketStatus struct {
 
 	// activeRaise is the raise now in force, if there is one.
 	// +optional
-	ActiveRaise *ActiveRaise `json:"activeRaise,omitempty"`
+	ActiveRaise *ActiveRaise `json:"activeRaise,omitzero"`
 
 	// pendingRaises is how many raises are stored and wait for their start.
 	// +optional
@@ -262,7 +266,7 @@ type ActiveRaise struct {
 
 	// expiresAt is when the raise ends, by the ledger's clock.
 	// +required
-	ExpiresAt metav1.Time `json:"expiresAt,omitempty,omitzero"`
+	ExpiresAt metav1.Time `json:"expiresAt,omitzero"`
 }
 
 // TokenBucket is one budget: a limit in tokens that many workloads reserve from

@@ -1,0 +1,100 @@
+# `make` alone lists what there is. Tools are built from the module hack/tools,
+# which pins them; nothing has to be installed by hand besides Go, make, git and a
+# C compiler.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# TEST_TIMEOUT bounds one test package, TESTS and RUN select some of them:
+#   make test TESTS=./internal/ledger/... RUN=TestReserve
+TEST_TIMEOUT ?= 30m
+TESTS ?= ./...
+RUN ?= .
+
+MODULES := . hack/controlplane hack/tools
+GENERATED := ':(glob)**/zz_generated.*.go' config/crd/bases config/rbac/role.yaml
+
+TOOLS := $(CURDIR)/bin/tools
+CONTROLLER_GEN := $(TOOLS)/controller-gen
+GOLANGCI_LINT := $(TOOLS)/golangci-lint
+
+##@ Everyday
+
+.PHONY: help
+help: ## List the targets.
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: build
+build: ## Build the manager into bin/.
+	go build -o bin/manager ./cmd/manager
+
+.PHONY: demo
+demo: ## Show a raise from beginning to end, from nothing, and clean up.
+	go run ./hack/demo
+
+.PHONY: dev
+dev: ## Keep PostgreSQL, a control plane and the manager running until Ctrl-C.
+	go run ./hack/devenv up
+
+##@ Checks
+
+.PHONY: test
+test: assets ## Run all tests on a real PostgreSQL and a real API server.
+	go test -count=1 -timeout $(TEST_TIMEOUT) -run '$(RUN)' $(TESTS)
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Run the linters.
+	$(GOLANGCI_LINT) run
+	$(GOLANGCI_LINT) run --config .golangci-api.yml ./api/...
+
+.PHONY: verify
+verify: verify-generated verify-modules lint ## Check generated files, modules and style.
+	go vet ./...
+	go vet -tags faultinjection ./...
+	go -C hack/tools vet ./...
+
+##@ Upkeep
+
+.PHONY: generate
+generate: $(CONTROLLER_GEN) ## Write deep copies, CRDs and the manager's role.
+	$(CONTROLLER_GEN) object paths=./api/...
+	$(CONTROLLER_GEN) crd paths=./api/... output:crd:artifacts:config=config/crd/bases
+	$(CONTROLLER_GEN) rbac:roleName=tokenlease-manager paths=./internal/... output:rbac:artifacts:config=config/rbac
+
+.PHONY: fmt
+fmt: $(GOLANGCI_LINT) ## Format the Go files.
+	$(GOLANGCI_LINT) fmt
+
+.PHONY: tidy
+tidy: ## Tidy every module.
+	@for module in $(MODULES); do echo "go mod tidy: $$module"; go -C $$module mod tidy; done
+
+.PHONY: clean
+clean: ## Remove what was built; the development environment's programs stay.
+	rm -rf bin
+
+# The parts of test and verify.
+
+.PHONY: assets
+assets:
+	go run ./hack/devenv assets
+
+.PHONY: verify-generated
+verify-generated: generate
+	@git diff --exit-code -- $(GENERATED) || \
+		{ echo 'Generated files differ from the sources: add what `make generate` wrote.' >&2; exit 1; }
+	@untracked=$$(git ls-files --others --exclude-standard -- $(GENERATED)); \
+		[ -z "$$untracked" ] || { echo "Generated files are not in git: $$untracked" >&2; exit 1; }
+
+.PHONY: verify-modules
+verify-modules:
+	@for module in $(MODULES); do echo "go mod tidy -diff: $$module"; go -C $$module mod tidy -diff; done
+
+$(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
+	go -C hack/tools build -o $@ sigs.k8s.io/controller-tools/cmd/controller-gen
+
+$(GOLANGCI_LINT): hack/tools/go.mod hack/tools/go.sum hack/tools/golangci-lint/main.go
+	@echo 'Building golangci-lint, once; this takes some minutes.'
+	go -C hack/tools build -o $@ ./golangci-lint
