@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -228,6 +229,20 @@ func (c *ControlPlane) Done() <-chan struct{} {
 		}
 	}()
 	return ended
+}
+
+// LogTails are the ends of the logs of the servers that do not run, for error
+// messages.
+func (c *ControlPlane) LogTails() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var tails []string
+	for _, p := range []*process.Process{c.etcd, c.apiServer, c.controllerMgr} {
+		if p != nil && !p.Running() {
+			tails = append(tails, p.Name()+":\n"+p.LogTail())
+		}
+	}
+	return strings.Join(tails, "\n")
 }
 
 // Dir holds the servers' logs and data until Stop.

@@ -177,6 +177,19 @@ func (s *Server) initialise(ctx context.Context, password string) error {
 	return nil
 }
 
+// Given says that the server was given, not started here.
+func (s *Server) Given() bool { return s.given }
+
+// LogTail is the end of the server's log; empty for a given server.
+func (s *Server) LogTail() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return ""
+	}
+	return s.process.LogTail()
+}
+
 // LogFile is the server's log; empty for a given server.
 func (s *Server) LogFile() string {
 	if s.given {

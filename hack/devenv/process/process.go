@@ -127,7 +127,7 @@ func (p *Process) Kill() error {
 	case <-p.done:
 		return nil
 	case <-time.After(killTimeout):
-		return fmt.Errorf("%s (process %d) is still there %s after SIGKILL", p.name(), p.PID(), killTimeout)
+		return fmt.Errorf("%s (process %d) is still there %s after SIGKILL", p.Name(), p.PID(), killTimeout)
 	}
 }
 
@@ -137,7 +137,7 @@ func (p *Process) End(ctx context.Context, signal syscall.Signal) error {
 		return nil
 	}
 	if err := p.Signal(signal); err != nil {
-		return fmt.Errorf("signal %s: %w", p.name(), err)
+		return fmt.Errorf("signal %s: %w", p.Name(), err)
 	}
 	timeout := time.NewTimer(stopTimeout)
 	defer timeout.Stop()
@@ -150,7 +150,7 @@ func (p *Process) End(ctx context.Context, signal syscall.Signal) error {
 	if err := p.Kill(); err != nil {
 		return err
 	}
-	return fmt.Errorf("%s %w because it did not end after the signal %q", p.name(), ErrHadToBeKilled, signal)
+	return fmt.Errorf("%s %w because it did not end after the signal %q", p.Name(), ErrHadToBeKilled, signal)
 }
 
 // WaitReady calls check until it succeeds. It gives up when the process ends,
@@ -168,9 +168,9 @@ func (p *Process) WaitReady(ctx context.Context, timeout time.Duration, check fu
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s ended before it was ready (%v); its log ends with:\n%s", p.name(), p.exit, p.LogTail())
+			return fmt.Errorf("%s ended before it was ready (%v); its log ends with:\n%s", p.Name(), p.exit, p.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s was not ready within %s (%v); its log ends with:\n%s", p.name(), timeout, err, p.LogTail())
+			return fmt.Errorf("%s was not ready within %s (%v); its log ends with:\n%s", p.Name(), timeout, err, p.LogTail())
 		case <-tick.C:
 		}
 	}
@@ -193,7 +193,8 @@ func (p *Process) LogTail() string {
 	return strings.TrimSpace(string(tail[:n]))
 }
 
-func (p *Process) name() string { return filepath.Base(p.command.Path) }
+// Name is the program's name, for messages.
+func (p *Process) Name() string { return filepath.Base(p.command.Path) }
 
 // Environment is the environment that the servers and tools run in: the
 // caller's own, without what would lead them elsewhere. Proxies are no use on
