@@ -20,7 +20,7 @@ type FileLock struct {
 
 // TryLock takes the lock, or returns ErrLocked at once.
 func TryLock(path string) (*FileLock, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}

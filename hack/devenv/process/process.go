@@ -157,20 +157,28 @@ func (p *Process) End(ctx context.Context, signal syscall.Signal) error {
 // the timeout passes or the context ends; the error then shows the last answer
 // of check and the end of the log.
 func (p *Process) WaitReady(ctx context.Context, timeout time.Duration, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	caller := ctx
+	ctx, cancel := context.WithTimeout(caller, timeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
+	var answer error
 	for {
 		err := check(ctx)
 		if err == nil && p.Running() {
 			return nil
 		}
+		if ctx.Err() == nil {
+			answer = err // not the one that only says that time is up
+		}
 		select {
 		case <-p.done:
 			return fmt.Errorf("%s ended before it was ready (%v); its log ends with:\n%s", p.Name(), p.exit, p.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s was not ready within %s (%v); its log ends with:\n%s", p.Name(), timeout, err, p.LogTail())
+			if caller.Err() != nil {
+				return fmt.Errorf("wait for %s: %w", p.Name(), caller.Err())
+			}
+			return fmt.Errorf("%s was not ready within %s (%v); its log ends with:\n%s", p.Name(), timeout, answer, p.LogTail())
 		case <-tick.C:
 		}
 	}
