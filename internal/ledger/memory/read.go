@@ -1,0 +1,222 @@
+package memory
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// Sweep implements ledger.Store.
+func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.SweepResult, error) {
+	if err := canceled(ctx); err != nil {
+		return ledger.SweepResult{}, err
+	}
+	started := time.Now()
+	result, steps := s.sweep(request)
+	elapsed := time.Since(started)
+	for range result.Touched {
+		s.observer.ObserveOperation(ledger.OpTouch, "", elapsed)
+	}
+	for _, err := range result.Failed {
+		s.observer.ObserveOperation(ledger.OpTouch, ledger.CodeOf(err), elapsed)
+	}
+	s.observeTransitions(steps, elapsed)
+	return result, nil
+}
+
+func (s *Store) sweep(request ledger.SweepRequest) (ledger.SweepResult, []ledger.Transition) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	result := ledger.SweepResult{Failed: map[string]error{}}
+	var steps []ledger.Transition
+	for _, key := range s.rows.due(s.now(), request) {
+		answers, effects, err := s.transact(key, []ledger.Request{ledger.Touch{Key: key}})
+		if err == nil {
+			err = answers[0].Err
+		}
+		if err != nil {
+			result.Failed[key] = err
+			continue
+		}
+		steps = append(steps, effects.Transitions...)
+		if !effects.Empty() {
+			result.Touched = append(result.Touched, key)
+		}
+	}
+	result.NextIn = s.rows.nextIn(s.now(), request.SetAside)
+	return result, steps
+}
+
+// due lists the buckets to touch, the longest overdue first.
+func (r *rows) due(now time.Time, request ledger.SweepRequest) []string {
+	var due []*ledger.Bucket
+	for key, bucket := range r.buckets {
+		at := bucket.NextTransitionAt
+		if !at.IsZero() && !at.After(now) && !slices.Contains(request.SetAside, key) {
+			due = append(due, bucket)
+		}
+	}
+	slices.SortFunc(due, func(a, b *ledger.Bucket) int {
+		if order := a.NextTransitionAt.Compare(b.NextTransitionAt); order != 0 {
+			return order
+		}
+		return strings.Compare(a.Key, b.Key)
+	})
+	due = due[:min(len(due), max(0, request.Limit))]
+	keys := make([]string, len(due))
+	for i, bucket := range due {
+		keys[i] = bucket.Key
+	}
+	return keys
+}
+
+// nextIn is how far off the next transition is; that of a bucket which was set
+// aside does not count.
+func (r *rows) nextIn(now time.Time, setAside []string) time.Duration {
+	next := time.Duration(-1)
+	for key, bucket := range r.buckets {
+		if bucket.NextTransitionAt.IsZero() || slices.Contains(setAside, key) {
+			continue
+		}
+		in := max(0, bucket.NextTransitionAt.Sub(now))
+		if next < 0 || in < next {
+			next = in
+		}
+	}
+	return next
+}
+
+// Changes implements ledger.Store.
+func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]ledger.Change, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	var changes []ledger.Change
+	for _, k := range known {
+		bucket := s.rows.buckets[k.Key]
+		if bucket == nil {
+			changes = append(changes, ledger.Change{Key: k.Key})
+			continue
+		}
+		if bucket.Revision != k.Revision {
+			snapshot := ledger.NewSnapshot(bucket, s.rows.liveRaises(k.Key))
+			changes = append(changes, ledger.Change{Key: k.Key, Snapshot: &snapshot})
+		}
+	}
+	return changes, nil
+}
+
+// Raise implements ledger.Store.
+func (s *Store) Raise(ctx context.Context, cluster, uid string) (*ledger.Raise, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for _, ofBucket := range s.rows.raises {
+		for _, raise := range ofBucket {
+			if raise.Cluster == cluster && (raise.ID == uid || raise.CurrentUID == uid) {
+				return raise.Clone(), nil
+			}
+		}
+	}
+	return nil, ledger.Errorf(ledger.CodeRaiseNotFound, "No raise is recorded for the object.").
+		WithDetails(map[string]any{"uid": uid})
+}
+
+// LiveRaises implements ledger.Store.
+func (s *Store) LiveRaises(ctx context.Context, cluster string, after ledger.RaisePosition, limit int) ([]*ledger.Raise, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	var live []*ledger.Raise
+	for key := range s.rows.raises {
+		for _, raise := range s.rows.liveRaises(key) {
+			if raise.Cluster == cluster && compareRaise(raise, after) > 0 {
+				live = append(live, raise)
+			}
+		}
+	}
+	slices.SortFunc(live, func(a, b *ledger.Raise) int {
+		return compareRaise(a, ledger.RaisePosition{BucketKey: b.BucketKey, RaiseID: b.ID})
+	})
+	return page(live, limit), nil
+}
+
+func compareRaise(raise *ledger.Raise, at ledger.RaisePosition) int {
+	if order := strings.Compare(raise.BucketKey, at.BucketKey); order != 0 {
+		return order
+	}
+	return strings.Compare(raise.ID, at.RaiseID)
+}
+
+// Leases implements ledger.Store.
+func (s *Store) Leases(ctx context.Context, bucketKey string, after ledger.LeasePosition, limit int) ([]*ledger.Lease, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	position := &ledger.Lease{CreatedAt: after.CreatedAt, ID: after.LeaseID}
+	var leases []*ledger.Lease
+	for _, lease := range s.rows.leases[bucketKey] {
+		if byTimeAndID(lease, position) > 0 {
+			leases = append(leases, lease.Clone())
+		}
+	}
+	slices.SortFunc(leases, byTimeAndID)
+	return page(leases, limit), nil
+}
+
+// Audit implements ledger.Store.
+func (s *Store) Audit(ctx context.Context, bucketKey string, afterSequence int64, limit int) ([]ledger.AuditRow, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	log := s.rows.audit[bucketKey]
+	first := min(max(0, afterSequence), int64(len(log)))
+	log = page(log[first:], limit)
+	rows := make([]ledger.AuditRow, len(log))
+	for i, row := range log {
+		rows[i] = cloneAudit(row)
+	}
+	return rows, nil
+}
+
+// ActivePastExpiry implements ledger.Store.
+func (s *Store) ActivePastExpiry(ctx context.Context) (int64, error) {
+	if err := canceled(ctx); err != nil {
+		return 0, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	now := s.now()
+	var count int64
+	for _, ofBucket := range s.rows.raises {
+		for _, raise := range ofBucket {
+			if raise.State == ledger.RaiseActive && !raise.ExpiresAt.After(now) {
+				count++
+			}
+		}
+	}
+	return count, nil
+}
+
+// Writable implements ledger.Store.
+func (s *Store) Writable(ctx context.Context) error {
+	if err := canceled(ctx); err != nil {
+		return err
+	}
+	return nil
+}
+
+func page[T any](all []T, limit int) []T { return all[:min(len(all), max(0, limit))] }

@@ -1,0 +1,161 @@
+package memory
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// load copies what the rules must see of one bucket.
+func (r *rows) load(key string, clock time.Time, needs ledger.Needs) *ledger.View {
+	view := &ledger.View{
+		Key:       key,
+		Bucket:    r.buckets[key].Clone(),
+		Approvals: map[ledger.ApprovalKey]string{},
+	}
+	if view.Bucket == nil {
+		view.History = r.history(key)
+	} else {
+		r.loadOverdue(view, clock, needs.ExpiredLeaseIDs)
+	}
+	r.loadLeases(view, needs)
+	r.loadRaises(view, needs)
+	for _, id := range unique(needs.OperationIDs) {
+		if record, found := r.operations[key][id]; found {
+			view.Operations = append(view.Operations, cloneOperation(record))
+		}
+	}
+	return view
+}
+
+func (r *rows) history(key string) ledger.History {
+	log := r.audit[key]
+	if len(log) == 0 {
+		return ledger.History{}
+	}
+	last := log[len(log)-1]
+	return ledger.History{
+		LastSequence: last.Sequence, LastEvent: last.Event,
+		Cluster: last.Cluster, Namespace: last.Namespace, OwnerName: last.OwnerName,
+	}
+}
+
+// loadOverdue sums up the reserved leases whose expiry the bucket's instant has
+// reached.
+func (r *rows) loadOverdue(view *ledger.View, clock time.Time, wantIDs bool) {
+	at := clock
+	if view.Bucket.UpdatedAt.After(at) {
+		at = view.Bucket.UpdatedAt
+	}
+	sums := map[int64]ledger.OverdueLeases{}
+	for _, lease := range r.leases[view.Key] {
+		if lease.State != ledger.LeaseReserved || lease.ExpiresAt.After(at) {
+			continue
+		}
+		sum := sums[lease.ExpiresAt.UnixMilli()]
+		sum.ExpiresAt = lease.ExpiresAt
+		sum.Count++
+		sum.Tokens += lease.ReservedTokens
+		sums[lease.ExpiresAt.UnixMilli()] = sum
+		if wantIDs {
+			view.OverdueIDs = append(view.OverdueIDs, lease.ID)
+		}
+	}
+	for _, instant := range slices.Sorted(maps.Keys(sums)) {
+		view.Overdue = append(view.Overdue, sums[instant])
+	}
+	slices.Sort(view.OverdueIDs)
+}
+
+func (r *rows) loadLeases(view *ledger.View, needs ledger.Needs) {
+	ids := slices.Clone(needs.LeaseIDs)
+	for _, hash := range needs.RequestHashes {
+		ids = append(ids, r.requests[view.Key][hash])
+	}
+	for _, id := range unique(ids) {
+		if lease, found := r.leases[view.Key][id]; found {
+			view.Leases = append(view.Leases, lease.Clone())
+		}
+	}
+}
+
+// loadRaises copies the live raises and the named ones, by ID, and says who spent
+// which approval.
+func (r *rows) loadRaises(view *ledger.View, needs ledger.Needs) {
+	approvals := slices.Clone(needs.Approvals)
+	ofBucket := r.raises[view.Key]
+	for _, id := range slices.Sorted(maps.Keys(ofBucket)) {
+		raise := ofBucket[id]
+		live := !raise.State.Ended()
+		if live {
+			approvals = append(approvals, approvalOf(raise))
+		}
+		named := slices.Contains(needs.RaiseUIDs, raise.ID) || slices.Contains(needs.RaiseUIDs, raise.CurrentUID) ||
+			slices.Contains(needs.Grants, grantOf(raise))
+		if live || named {
+			view.Raises = append(view.Raises, raise.Clone())
+		}
+	}
+	for _, approval := range approvals {
+		if spent, found := r.approvals[approval]; found {
+			view.Approvals[approval] = spent.RaiseID
+		}
+	}
+}
+
+// liveRaises are copies of the raises of a bucket that have not ended, by ID.
+func (r *rows) liveRaises(key string) []*ledger.Raise {
+	var live []*ledger.Raise
+	for _, id := range slices.Sorted(maps.Keys(r.raises[key])) {
+		if raise := r.raises[key][id]; !raise.State.Ended() {
+			live = append(live, raise.Clone())
+		}
+	}
+	return live
+}
+
+func approvalOf(raise *ledger.Raise) ledger.ApprovalKey {
+	return ledger.ApprovalKey{
+		Cluster: raise.Cluster, Namespace: raise.Namespace,
+		TenantID: raise.TenantID, ApprovalID: raise.ApprovalID,
+	}
+}
+
+func grantOf(raise *ledger.Raise) ledger.GrantKey {
+	return ledger.GrantKey{
+		Cluster: raise.Cluster, Namespace: raise.Namespace, Name: raise.Name,
+		ApprovalID: raise.ApprovalID, GrantHash: raise.GrantHash,
+	}
+}
+
+func unique(names []string) []string {
+	sorted := slices.Compact(slices.Sorted(slices.Values(names)))
+	if len(sorted) > 0 && sorted[0] == "" {
+		sorted = sorted[1:]
+	}
+	return sorted
+}
+
+func cloneOperation(record ledger.OperationRecord) ledger.OperationRecord {
+	record.Details = maps.Clone(record.Details)
+	return record
+}
+
+func cloneAudit(row ledger.AuditRow) ledger.AuditRow {
+	row.RequestedLimit = clonePointer(row.RequestedLimit)
+	row.PriorLimit = clonePointer(row.PriorLimit)
+	row.EffectiveLimit = clonePointer(row.EffectiveLimit)
+	row.DeclaredLimit = clonePointer(row.DeclaredLimit)
+	row.DueAt = clonePointer(row.DueAt)
+	return row
+}
+
+func clonePointer[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
