@@ -1,0 +1,139 @@
+// Package sweeper touches due buckets that nobody else touches. It runs on every
+// replica, needs the database and nothing else, and holds no schedule of its own:
+// the rows are the schedule, and the database's clock says when the next is due.
+package sweeper
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// Bounds of the loop. A pass is retried well inside any restore-lag objective.
+const (
+	// DefaultBatch is how many buckets one pass touches.
+	DefaultBatch = 100
+	// maxSleep bounds the wait for the next due instant: a transition stored
+	// meanwhile by another process may be due sooner.
+	maxSleep = time.Second
+	// minSleep bounds the rate when what is due is locked by somebody else.
+	minSleep = 50 * time.Millisecond
+	// passTimeout bounds one pass.
+	passTimeout = 30 * time.Second
+	// The back-off after a pass that failed as a whole.
+	minBackOff, maxBackOff = 100 * time.Millisecond, time.Second
+	// The back-off of one bucket whose touch failed.
+	minAside, maxAside = time.Second, time.Minute
+	// maxSetAside bounds how many buckets are remembered as failing.
+	maxSetAside = 10_000
+)
+
+// Observer is told what each pass did.
+type Observer interface {
+	ObserveSweep(touched, setAside int)
+}
+
+// Sweeper is the loop.
+type Sweeper struct {
+	store    ledger.Store
+	observer Observer
+	log      logr.Logger
+	aside    map[string]asideBucket
+	now      func() time.Time
+}
+
+// asideBucket is a bucket whose touch failed.
+type asideBucket struct {
+	until   time.Time
+	backOff time.Duration
+}
+
+// New returns a sweeper over a store.
+func New(store ledger.Store, observer Observer, log logr.Logger) *Sweeper {
+	return &Sweeper{store: store, observer: observer, log: log, aside: map[string]asideBucket{}, now: time.Now}
+}
+
+// Run sweeps until the context ends. It never gives up: a database that is away
+// comes back.
+func (s *Sweeper) Run(ctx context.Context) {
+	backOff := minBackOff
+	for ctx.Err() == nil {
+		wait, err := s.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			s.log.Error(err, "sweep failed; it is tried again", "in", backOff)
+			wait = backOff
+			backOff = min(2*backOff, maxBackOff)
+		default:
+			backOff = minBackOff
+		}
+		sleep(ctx, wait)
+	}
+}
+
+// pass touches what is due and says how long to wait before the next pass.
+func (s *Sweeper) pass(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	result, err := s.store.Sweep(ctx, ledger.SweepRequest{Limit: DefaultBatch, SetAside: s.setAside()})
+	if err != nil {
+		return 0, err
+	}
+	for _, key := range result.Touched {
+		delete(s.aside, key)
+	}
+	for key, reason := range result.Failed {
+		s.putAside(key, reason)
+	}
+	s.observer.ObserveSweep(len(result.Touched), len(s.aside))
+	switch {
+	case len(result.Touched)+len(result.Failed) >= DefaultBatch:
+		return 0, nil
+	case result.NextIn < 0:
+		return maxSleep, nil
+	default:
+		return min(max(result.NextIn, minSleep), maxSleep), nil
+	}
+}
+
+// setAside lists the buckets that are not to be tried yet.
+func (s *Sweeper) setAside() []string {
+	now := s.now()
+	var keys []string
+	for key, bucket := range s.aside {
+		switch {
+		case now.Before(bucket.until):
+			keys = append(keys, key)
+		case now.Sub(bucket.until) > 2*maxAside:
+			// It was not due again since; somebody else has touched it.
+			delete(s.aside, key)
+		}
+	}
+	return keys
+}
+
+func (s *Sweeper) putAside(key string, reason error) {
+	bucket, known := s.aside[key]
+	if !known && len(s.aside) >= maxSetAside {
+		s.log.Error(reason, "touch failed; too many buckets fail to remember this one", "bucket", key)
+		return
+	}
+	bucket.backOff = min(max(2*bucket.backOff, minAside), maxAside)
+	bucket.until = s.now().Add(bucket.backOff)
+	s.aside[key] = bucket
+	s.log.Error(reason, "touch failed; the bucket is set aside", "bucket", key, "for", bucket.backOff)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,196 @@
+package sweeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/testr"
+
+	"github.com/token-lease/operator/internal/ledger"
+	"github.com/token-lease/operator/internal/ledger/memory"
+)
+
+// scripted answers each Sweep with the next of its results and keeps the
+// requests.
+type scripted struct {
+	ledger.Store
+	results  []ledger.SweepResult
+	errs     []error
+	requests []ledger.SweepRequest
+}
+
+func (s *scripted) Sweep(_ context.Context, r ledger.SweepRequest) (ledger.SweepResult, error) {
+	n := len(s.requests)
+	s.requests = append(s.requests, r)
+	var err error
+	if n < len(s.errs) {
+		err = s.errs[n]
+	}
+	if n < len(s.results) {
+		return s.results[n], err
+	}
+	return ledger.SweepResult{NextIn: -1}, err
+}
+
+type counts struct{ touched, setAside int }
+
+func (c *counts) ObserveSweep(touched, setAside int) { c.touched += touched; c.setAside = setAside }
+
+// Goal: a raise ends by the sweeper alone. Method: a memory store with a raise that
+// runs for a moment; nothing but the sweeper calls the store until it is restored.
+func TestRestoresWithoutAnyTraffic(t *testing.T) {
+	store := memory.New(memory.Options{Worker: "sweeper-test"})
+	l := ledger.New(store, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	owner := ledger.Owner{Cluster: "c", Namespace: "ns", Name: "b", UID: "bucket-uid", CreatedAt: time.Now()}
+	if _, err := l.ApplyDeclared(ctx, ledger.ApplyDeclared{
+		Key: "ns/b", Owner: owner, Generation: 1,
+		Declaration: ledger.Declaration{
+			Limit: 100, TenantID: "b", Settings: ledger.DefaultSettings(), ConflictPolicy: ledger.ConflictReview,
+			Raises: ledger.RaisePolicy{Mode: ledger.ModeEnforce, MaxLimit: 1000, MaxDuration: time.Hour},
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	raise, err := l.StoreRaise(ctx, ledger.StoreRaise{
+		Key: "ns/b", BucketUID: owner.UID, BucketGeneration: 1,
+		Grant: ledger.Grant{
+			UID: "raise-uid", Cluster: "c", Namespace: "ns", Name: "r", TenantID: "b", ScopedKeyID: "k",
+			NormalLimit: 100, TemporaryLimit: 300, ExpiresAt: time.Now().Add(300 * time.Millisecond),
+			ApprovalID: "a", OnBaseChange: ledger.BaseChangeReview,
+		},
+	})
+	if err != nil || raise.State != ledger.RaiseActive {
+		t.Fatalf("stored raise: %+v, %v", raise, err)
+	}
+
+	stopped := make(chan struct{})
+	run, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(stopped)
+		New(store, &counts{}, testr.New(t)).Run(run)
+	}()
+	for raise.State != ledger.RaiseRestored {
+		if raise, err = store.Raise(ctx, "c", "raise-uid"); err != nil {
+			t.Fatalf("the raise did not end: %v", err)
+		}
+	}
+	stop()
+	<-stopped
+	rows, err := store.Audit(ctx, "ns/b", 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := rows[len(rows)-1]
+	if last.Event != ledger.AuditRaiseRestored || last.Worker != "sweeper-test" || last.Trigger != string(ledger.OpTouch) {
+		t.Errorf("the audit does not say that the sweeper restored: %+v", last)
+	}
+}
+
+// Goal: one bad bucket is set aside with a growing, bounded back-off and comes
+// back. Method: passes by hand with a clock that the test moves.
+func TestBadBucketIsSetAside(t *testing.T) {
+	bad := ledger.SweepResult{Failed: map[string]error{"bad": errors.New("broken")}, NextIn: -1}
+	store := &scripted{results: []ledger.SweepResult{bad}}
+	seen := &counts{}
+	s := New(store, seen, logr.Discard())
+	now := time.Unix(1000, 0)
+	s.now = func() time.Time { return now }
+	pass := func() ledger.SweepRequest {
+		t.Helper()
+		if _, err := s.pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return store.requests[len(store.requests)-1]
+	}
+	pass()
+	if got := pass().SetAside; !slices.Equal(got, []string{"bad"}) {
+		t.Fatalf("set aside: %v", got)
+	}
+	if seen.setAside != 1 {
+		t.Errorf("the metric shows %d buckets set aside", seen.setAside)
+	}
+	previous := time.Duration(0)
+	for range 12 {
+		now = s.aside["bad"].until
+		store.results = append(make([]ledger.SweepResult, len(store.requests)), bad)
+		if got := pass().SetAside; len(got) != 0 {
+			t.Fatalf("still set aside when its back-off is over: %v", got)
+		}
+		backOff := s.aside["bad"].backOff
+		if backOff < previous || backOff > maxAside {
+			t.Fatalf("back-off went from %s to %s", previous, backOff)
+		}
+		previous = backOff
+	}
+	now = s.aside["bad"].until
+	store.results = append(make([]ledger.SweepResult, len(store.requests)), ledger.SweepResult{Touched: []string{"bad"}})
+	pass()
+	if len(s.aside) != 0 {
+		t.Errorf("a bucket that was touched is still remembered: %v", s.aside)
+	}
+}
+
+// Goal: what is remembered about failing buckets is bounded, and is forgotten when
+// they stop being due.
+func TestSetAsideIsBounded(t *testing.T) {
+	s := New(&scripted{}, &counts{}, logr.Discard())
+	now := time.Unix(1000, 0)
+	s.now = func() time.Time { return now }
+	for i := range maxSetAside + 10 {
+		s.putAside(fmt.Sprint(i), errors.New("broken"))
+	}
+	if len(s.aside) != maxSetAside {
+		t.Errorf("%d buckets are remembered", len(s.aside))
+	}
+	now = now.Add(time.Hour)
+	if keys := s.setAside(); len(keys) != 0 || len(s.aside) != 0 {
+		t.Errorf("%d keys and %d buckets are still there after an hour", len(keys), len(s.aside))
+	}
+}
+
+// Goal: the wait follows the store's clock within its bounds.
+func TestWait(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		result ledger.SweepResult
+		want   time.Duration
+	}{
+		{"nothing is due ever", ledger.SweepResult{NextIn: -1}, maxSleep},
+		{"due soon", ledger.SweepResult{NextIn: 300 * time.Millisecond}, 300 * time.Millisecond},
+		{"due late", ledger.SweepResult{NextIn: time.Hour}, maxSleep},
+		{"due but locked by somebody", ledger.SweepResult{NextIn: 0}, minSleep},
+		{"a full batch", ledger.SweepResult{Touched: make([]string, DefaultBatch)}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := New(&scripted{results: []ledger.SweepResult{test.result}}, &counts{}, logr.Discard())
+			if got, err := s.pass(t.Context()); err != nil || got != test.want {
+				t.Errorf("got %s, %v; want %s", got, err, test.want)
+			}
+		})
+	}
+}
+
+// Goal: a pass that fails is tried again until the store is back.
+func TestFailingPassesAreRepeated(t *testing.T) {
+	broken := errors.New("no database")
+	store := &scripted{errs: []error{broken, broken, nil}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := &signalling{reached: cancel}
+	New(store, done, logr.Discard()).Run(ctx)
+	if len(store.requests) != 3 {
+		t.Errorf("the store was asked %d times", len(store.requests))
+	}
+}
+
+// signalling ends the run at the first pass that succeeds.
+type signalling struct{ reached func() }
+
+func (s *signalling) ObserveSweep(int, int) { s.reached() }
