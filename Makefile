@@ -35,7 +35,7 @@ demo: ## Show a raise from beginning to end, from nothing, and clean up.
 	go run ./hack/demo
 
 .PHONY: dev
-dev: ## Keep PostgreSQL, a control plane and the manager running until Ctrl-C.
+dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to reach them.
 	go run ./hack/devenv up
 
 ##@ Checks

@@ -2,38 +2,47 @@ package v1alpha1_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/yaml"
 
 	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/hack/devenv/controlplane"
 )
 
 // The goal of this suite is to show what a real API server makes of manifests:
 // the schema is a program, and only the server runs it. Each case writes a
 // manifest as a user would, and reads the answer that the user would get.
 
-// requestTimeout bounds each exchange with the API server.
-const requestTimeout = 30 * time.Second
+const (
+	startTimeout   = 90 * time.Minute // long enough to build the programs first
+	requestTimeout = 30 * time.Second // for what one test says to the API server
+)
 
 var (
-	kube client.WithWatch
-	raw  *rest.RESTClient
+	plane *controlplane.ControlPlane
+	kube  client.Client
+	raw   *rest.RESTClient
 )
 
 func TestMain(m *testing.M) {
-	code, err := runSuite(m)
+	log.SetLogger(logr.Discard()) // the installer of the CRDs logs through it
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	code, err := runSuite(ctx, m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "API suite:", err)
 		code = 1
@@ -41,21 +50,20 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func runSuite(m *testing.M) (int, error) {
+func runSuite(ctx context.Context, m *testing.M) (code int, err error) {
 	if err := v1alpha1.AddToScheme(scheme.Scheme); err != nil {
 		return 0, err
 	}
-	environment := &envtest.Environment{
-		CRDDirectoryPaths:     []string{"../../config/crd/bases"},
-		ErrorIfCRDPathMissing: true,
+	if plane, err = controlplane.Start(ctx, controlplane.Options{Log: os.Stderr}); err != nil {
+		return 0, fmt.Errorf("start the control plane: %w", err)
 	}
-	config, err := environment.Start()
-	if err != nil {
-		return 0, fmt.Errorf("start the control plane (`make test` builds its programs; KUBEBUILDER_ASSETS names others): %w", err)
+	defer func() { err = errors.Join(err, plane.Stop(ctx)) }()
+	if err := plane.InstallCRDs("../../config/crd/bases"); err != nil {
+		return 0, fmt.Errorf("install the CRDs: %w", err)
 	}
-	defer environment.Stop() //nolint:errcheck // the process ends right after
-	config.QPS = -1
-	if kube, err = client.NewWithWatch(config, client.Options{Scheme: scheme.Scheme}); err != nil {
+	config := plane.RESTConfig()
+	config.QPS = -1 // the suite waits for nobody but the server
+	if kube, err = client.New(config, client.Options{Scheme: scheme.Scheme}); err != nil {
 		return 0, err
 	}
 	versioned := rest.CopyConfig(config)

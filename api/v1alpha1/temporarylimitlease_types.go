@@ -251,7 +251,7 @@ type TemporaryLimitLease struct {
 	// status mirrors the raise in the ledger; only the operator writes it.
 	// +optional
 	// +kubebuilder:default={"observedGeneration":-1}
-	Status TemporaryLimitLeaseStatus `json:"status,omitzero"`
+	Status TemporaryLimitLeaseStatus `json:"status,omitempty,omitzero"`
 }
 
 // TemporaryLimitLeaseList is a list of TemporaryLimitLeases.

@@ -88,7 +88,7 @@ type TokenBucketSpec struct {
 	// reservations bounds how long and how many reservations are kept.
 	// +optional
 	// +kubebuilder:default={defaultTTLSeconds: 60, maxTTLSeconds: 3600}
-	Reservations ReservationPolicy `json:"reservations,omitzero"`
+	Reservations ReservationPolicy `json:"reservations,omitempty,omitzero"`
 
 	// conflictPolicy says what happens when somebody else changed the limit in the
 	// ledger since the declared one was last applied: Review keeps theirs and
@@ -310,7 +310,7 @@ type TokenBucket struct {
 	// status mirrors the ledger; only the operator writes it.
 	// +optional
 	// +kubebuilder:default={"observedGeneration":-1}
-	Status TokenBucketStatus `json:"status,omitzero"`
+	Status TokenBucketStatus `json:"status,omitempty,omitzero"`
 }
 
 // TokenBucketList is a list of TokenBuckets.
