@@ -173,7 +173,7 @@ CREATE UNIQUE INDEX raises_one_active ON tokenlease.raises (bucket_key) INCLUDE 
     WHERE state IN ('active', 'restoring');
 CREATE INDEX raises_live ON tokenlease.raises (bucket_key, raise_id)
     WHERE state IN ('pending', 'active', 'restoring');
-CREATE INDEX raises_current_uid ON tokenlease.raises (cluster, current_uid);
+CREATE INDEX raises_current_uid ON tokenlease.raises (current_uid);
 CREATE INDEX raises_grant ON tokenlease.raises (bucket_key, grant_hash);
 
 -- An approval is spent once within its namespace and tenant, whatever the bucket.

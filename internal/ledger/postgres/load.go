@@ -1,0 +1,282 @@
+package postgres
+
+import (
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+const readClock = `SELECT tokenlease.ledger_now()`
+
+// loader reads, in one pipeline, what the rules need to see of some buckets.
+type loader struct {
+	clock  time.Time
+	views  map[string]*ledger.View
+	needed needed
+}
+
+// needed are the Needs of all requests, as the columns of the statements that
+// look them up: each list beside the keys of the buckets that it is about.
+type needed struct {
+	leaseKeys, leaseIDs         []string
+	requestKeys, requestHashes  []string
+	operationKeys, operationIDs []string
+	raiseKeys, raiseUIDs        []string
+	grantKeys                   []string
+	grants                      []ledger.GrantKey
+	approvalKeys                []string
+	approvals                   []ledger.ApprovalKey
+	expiredLeaseIDs             []string
+}
+
+func (n *needed) add(key string, needs ledger.Needs) {
+	add := func(keys, values *[]string, more []string) {
+		for _, value := range more {
+			*keys = append(*keys, key)
+			*values = append(*values, value)
+		}
+	}
+	add(&n.leaseKeys, &n.leaseIDs, needs.LeaseIDs)
+	add(&n.requestKeys, &n.requestHashes, needs.RequestHashes)
+	add(&n.operationKeys, &n.operationIDs, needs.OperationIDs)
+	add(&n.raiseKeys, &n.raiseUIDs, needs.RaiseUIDs)
+	for _, grant := range needs.Grants {
+		n.grantKeys = append(n.grantKeys, key)
+		n.grants = append(n.grants, grant)
+	}
+	for _, approval := range needs.Approvals {
+		n.approvalKeys = append(n.approvalKeys, key)
+		n.approvals = append(n.approvals, approval)
+	}
+	if needs.ExpiredLeaseIDs && !slices.Contains(n.expiredLeaseIDs, key) {
+		n.expiredLeaseIDs = append(n.expiredLeaseIDs, key)
+	}
+}
+
+func newLoader(groups []*group) *loader {
+	l := &loader{views: map[string]*ledger.View{}}
+	for _, g := range groups {
+		l.view(g.key)
+		for _, request := range g.requests {
+			l.needed.add(g.key, request.Needs())
+		}
+	}
+	return l
+}
+
+func (l *loader) view(key string) *ledger.View {
+	view := l.views[key]
+	if view == nil {
+		view = &ledger.View{Key: key, Approvals: map[ledger.ApprovalKey]string{}}
+		l.views[key] = view
+	}
+	return view
+}
+
+func (l *loader) keys() []string {
+	keys := make([]string, 0, len(l.views))
+	for key := range l.views {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// missing are the buckets without a row.
+func (l *loader) missing() []string {
+	var keys []string
+	for key, view := range l.views {
+		if view.Bucket == nil {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// each calls read for every row of a queued statement.
+func each(query *pgx.QueuedQuery, read func(pgx.Rows) error) {
+	query.Query(func(rows pgx.Rows) error {
+		defer rows.Close()
+		for rows.Next() {
+			if err := read(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+func (l *loader) queueLock(batch *pgx.Batch) {
+	each(batch.Queue(lockBuckets, l.keys()), l.readBucket)
+}
+
+func (l *loader) queueLockDue(batch *pgx.Batch, request ledger.SweepRequest) {
+	setAside := request.SetAside
+	if setAside == nil {
+		setAside = []string{}
+	}
+	each(batch.Queue(lockDueBuckets, setAside, request.Limit), l.readBucket)
+}
+
+func (l *loader) readBucket(rows pgx.Rows) error {
+	bucket, err := scanBucket(rows)
+	if err == nil {
+		l.view(bucket.Key).Bucket = bucket
+	}
+	return err
+}
+
+// queueReads queues the clock and then the rows of the locked buckets.
+func (l *loader) queueReads(batch *pgx.Batch) {
+	batch.Queue(readClock).QueryRow(func(row pgx.Row) error { return row.Scan(instant{&l.clock}) })
+	keys := l.keys()
+	each(batch.Queue(overdueLeases, keys), l.readOverdue)
+	each(batch.Queue(liveRaises, keys), l.readLiveRaise)
+	n := &l.needed
+	if len(n.leaseIDs) > 0 {
+		each(batch.Queue(leasesByID, n.leaseKeys, n.leaseIDs), l.readLease)
+	}
+	if len(n.requestHashes) > 0 {
+		each(batch.Queue(leasesByRequest, n.requestKeys, n.requestHashes), l.readLease)
+	}
+	if len(n.expiredLeaseIDs) > 0 {
+		each(batch.Queue(overdueLeaseIDs, n.expiredLeaseIDs), l.readOverdueID)
+	}
+	if len(n.raiseUIDs) > 0 {
+		each(batch.Queue(raisesByUID, n.raiseKeys, n.raiseUIDs), l.readRaise)
+	}
+	if len(n.grants) > 0 {
+		each(batch.Queue(raisesByGrant, n.grantKeys,
+			column(n.grants, func(g ledger.GrantKey) string { return g.Cluster }),
+			column(n.grants, func(g ledger.GrantKey) string { return g.Namespace }),
+			column(n.grants, func(g ledger.GrantKey) string { return g.Name }),
+			column(n.grants, func(g ledger.GrantKey) string { return g.ApprovalID }),
+			column(n.grants, func(g ledger.GrantKey) string { return g.GrantHash })), l.readRaise)
+	}
+	if len(n.operationIDs) > 0 {
+		each(batch.Queue(neededOperations, n.operationKeys, n.operationIDs), l.readOperation)
+	}
+	if len(n.approvals) > 0 {
+		key := func(k ledger.ApprovalKey) ledger.ApprovalKey { return k }
+		each(batch.Queue(neededApprovals, approvalKeys(n.approvals, key)...), l.readApproval)
+	}
+}
+
+// queueHistories queues what remains known of the buckets that have no row.
+func (l *loader) queueHistories(batch *pgx.Batch, missing []string) {
+	each(batch.Queue(histories, missing), func(rows pgx.Rows) error {
+		var key string
+		var h ledger.History
+		err := rows.Scan(&key, &h.LastSequence, into(&h.LastEvent), into(&h.Cluster), into(&h.Namespace), into(&h.OwnerName))
+		if err == nil {
+			l.view(key).History = h
+		}
+		return err
+	})
+}
+
+func (l *loader) readOverdue(rows pgx.Rows) error {
+	var key string
+	var sum ledger.OverdueLeases
+	if err := rows.Scan(&key, instant{&sum.ExpiresAt}, &sum.Count, &sum.Tokens); err != nil {
+		return err
+	}
+	// The statement read the clock a little later than the buckets' instant.
+	if view := l.view(key); !sum.ExpiresAt.After(l.instantOf(view)) {
+		view.Overdue = append(view.Overdue, sum)
+	}
+	return nil
+}
+
+func (l *loader) readOverdueID(rows pgx.Rows) error {
+	var key, id string
+	var expiresAt time.Time
+	if err := rows.Scan(&key, instant{&expiresAt}, &id); err != nil {
+		return err
+	}
+	if view := l.view(key); !expiresAt.After(l.instantOf(view)) {
+		view.OverdueIDs = append(view.OverdueIDs, id)
+	}
+	return nil
+}
+
+// instantOf is the instant at which the rules decide on a bucket.
+func (l *loader) instantOf(view *ledger.View) time.Time {
+	if view.Bucket != nil && view.Bucket.UpdatedAt.After(l.clock) {
+		return view.Bucket.UpdatedAt
+	}
+	return l.clock
+}
+
+func (l *loader) readLease(rows pgx.Rows) error {
+	lease, err := scanLease(rows)
+	if err != nil {
+		return err
+	}
+	view := l.view(lease.BucketKey)
+	if !slices.ContainsFunc(view.Leases, func(other *ledger.Lease) bool { return other.ID == lease.ID }) {
+		view.Leases = append(view.Leases, lease)
+	}
+	return nil
+}
+
+func (l *loader) readLiveRaise(rows pgx.Rows) error {
+	var spentBy string
+	raise := &ledger.Raise{}
+	if err := rows.Scan(append(raiseTargets(raise), into(&spentBy))...); err != nil {
+		return err
+	}
+	view := l.addRaise(raise)
+	if spentBy != "" {
+		view.Approvals[ledger.ApprovalKey{
+			Cluster: raise.Cluster, Namespace: raise.Namespace,
+			TenantID: raise.TenantID, ApprovalID: raise.ApprovalID,
+		}] = spentBy
+	}
+	return nil
+}
+
+func (l *loader) readRaise(rows pgx.Rows) error {
+	raise, err := scanRaise(rows)
+	if err == nil {
+		l.addRaise(raise)
+	}
+	return err
+}
+
+func (l *loader) addRaise(raise *ledger.Raise) *ledger.View {
+	view := l.view(raise.BucketKey)
+	if !slices.ContainsFunc(view.Raises, func(other *ledger.Raise) bool { return other.ID == raise.ID }) {
+		view.Raises = append(view.Raises, raise)
+	}
+	return view
+}
+
+func (l *loader) readOperation(rows pgx.Rows) error {
+	operation, err := scanOperation(rows)
+	if err != nil {
+		return err
+	}
+	view := l.view(operation.BucketKey)
+	if !slices.ContainsFunc(view.Operations, func(o ledger.OperationRecord) bool { return o.ID == operation.ID }) {
+		view.Operations = append(view.Operations, operation)
+	}
+	return nil
+}
+
+// readApproval puts an approval into the views of all buckets that asked for it.
+func (l *loader) readApproval(rows pgx.Rows) error {
+	var key ledger.ApprovalKey
+	var spentBy string
+	if err := rows.Scan(&key.Cluster, &key.Namespace, &key.TenantID, &key.ApprovalID, &spentBy); err != nil {
+		return err
+	}
+	for i, asked := range l.needed.approvals {
+		if asked == key {
+			l.view(l.needed.approvalKeys[i]).Approvals[key] = spentBy
+		}
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/token-lease/operator/internal/fault"
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+const (
+	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
+	commitTransaction   = `COMMIT`
+	rollbackTransaction = `ROLLBACK`
+
+	// boundTransaction bounds this transaction alone, so that it works behind a
+	// transaction pooler, and a process that stops in the middle holds its locks
+	// no longer than this.
+	boundTransaction = `
+SELECT set_config('lock_timeout', $1::text, true),
+	set_config('statement_timeout', $2::text, true),
+	set_config('idle_in_transaction_session_timeout', $3::text, true)`
+
+	rollbackTimeout = 2 * time.Second
+)
+
+// group is the requests of one call on one bucket, in their order.
+type group struct {
+	key      string
+	requests []ledger.Request
+	// positions are where the answers belong in the call.
+	positions []int
+}
+
+// transaction is one attempt to serve some groups.
+type transaction struct {
+	store  *Store
+	conn   *pgx.Conn
+	loader *loader
+	// readAt is when the clock's value arrived here.
+	readAt time.Time
+	// committing is set once COMMIT may have been sent.
+	committing bool
+	answers    map[string]answer
+}
+
+// answer is what the rules said about one bucket.
+type answer struct {
+	results []ledger.Result
+	effects *ledger.Effects
+}
+
+// serve carries out groups of different buckets in one transaction. After an
+// error nothing of them was done, unless the error says that this is unknown.
+func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, error) {
+	return s.inTransaction(ctx, groups, func(ctx context.Context, t *transaction) ([]*group, error) {
+		batch := &pgx.Batch{}
+		t.queueBegin(batch)
+		t.loader.queueLock(batch)
+		t.loader.queueReads(batch)
+		return groups, t.send(ctx, batch)
+	})
+}
+
+// inTransaction runs the groups that load returns.
+func (s *Store) inTransaction(
+	ctx context.Context, groups []*group,
+	load func(context.Context, *transaction) ([]*group, error),
+) (map[string]answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
+	defer cancel()
+	conn, err := s.acquire(ctx)
+	if err != nil {
+		return nil, s.failed(err, false)
+	}
+	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), answers: map[string]answer{}}
+	if err := t.run(ctx, load); err != nil {
+		failure := s.failed(err, t.committing)
+		t.rollBack(ctx, conn)
+		return nil, failure
+	}
+	conn.Release()
+	t.observe()
+	return t.answers, nil
+}
+
+func (t *transaction) run(ctx context.Context, load func(context.Context, *transaction) ([]*group, error)) error {
+	groups, err := load(ctx, t)
+	if err != nil {
+		return err
+	}
+	if err := t.loadHistories(ctx); err != nil {
+		return err
+	}
+	t.readAt = time.Now()
+	fault.Point("ledger.locked")
+	for _, g := range groups {
+		results, effects := ledger.Run(t.loader.view(g.key), t.loader.clock, t.store.options.Worker, g.requests)
+		t.answers[g.key] = answer{results, effects}
+	}
+	return t.write(ctx, groups)
+}
+
+func (t *transaction) queueBegin(batch *pgx.Batch) {
+	o := &t.store.options
+	batch.Queue(beginTransaction)
+	batch.Queue(boundTransaction, inMilliseconds(o.LockTimeout), inMilliseconds(o.StatementTimeout),
+		inMilliseconds(o.IdleInTransactionTimeout))
+}
+
+// inMilliseconds is at least one: zero would mean no bound at all.
+func inMilliseconds(d time.Duration) string {
+	return strconv.FormatInt(max(1, d.Milliseconds()), 10) + "ms"
+}
+
+func (t *transaction) loadHistories(ctx context.Context) error {
+	missing := t.loader.missing()
+	if len(missing) == 0 {
+		return nil
+	}
+	batch := &pgx.Batch{}
+	t.loader.queueHistories(batch, missing)
+	return t.send(ctx, batch)
+}
+
+// write sends what was decided, and COMMIT, in one pipeline: the first statement
+// that fails keeps the server from reaching the COMMIT.
+func (t *transaction) write(ctx context.Context, groups []*group) error {
+	var buckets bucketWrites
+	var leases leaseWrites
+	var raises raiseWrites
+	var approvals approvalWrites
+	var operations operationWrites
+	var audit []ledger.AuditRow
+	for _, g := range groups {
+		view, effects := t.loader.view(g.key), t.answers[g.key].effects
+		if effects.Empty() {
+			continue
+		}
+		buckets.add(view, effects)
+		leases.add(view, effects)
+		raises.add(effects)
+		approvals.add(effects)
+		operations.add(view, effects)
+		audit = append(audit, effects.Audit...)
+	}
+	batch := &pgx.Batch{}
+	buckets.queue(batch)
+	leases.queue(batch)
+	raises.queue(batch)
+	approvals.queue(batch)
+	if err := operations.queue(batch); err != nil {
+		return err
+	}
+	queueAudit(batch, audit)
+	var outcome string
+	batch.Queue(commitTransaction).Exec(func(tag pgconn.CommandTag) error {
+		outcome = tag.String()
+		return nil
+	})
+	fault.Point("ledger.before-write")
+	t.committing = true
+	if err := t.send(ctx, batch); err != nil {
+		return err
+	}
+	// The server answers COMMIT with ROLLBACK when the transaction had failed.
+	if outcome != commitTransaction {
+		t.committing = false
+		return fmt.Errorf("COMMIT was answered with %q", outcome)
+	}
+	fault.Point("ledger.committed")
+	return nil
+}
+
+func (t *transaction) send(ctx context.Context, batch *pgx.Batch) error {
+	return t.conn.SendBatch(ctx, batch).Close()
+}
+
+// rollBack returns the connection to the pool, which throws it away if it is
+// still in a transaction.
+func (t *transaction) rollBack(ctx context.Context, conn *pgxpool.Conn) {
+	defer conn.Release()
+	if t.conn.IsClosed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+	defer cancel()
+	// An error leaves the connection unusable, which the pool notices.
+	_, _ = t.conn.Exec(ctx, rollbackTransaction)
+}
+
+// observe reports transitions, which are durable now.
+func (t *transaction) observe() {
+	confirmed := time.Since(t.readAt)
+	for _, a := range t.answers {
+		for _, transition := range a.effects.Transitions {
+			t.store.options.Observer.ObserveTransition(transition, confirmed)
+		}
+	}
+}
