@@ -98,6 +98,14 @@ func (p *Process) Running() bool {
 	}
 }
 
+// State says how the process ended; nil while it runs.
+func (p *Process) State() *os.ProcessState {
+	if p.Running() {
+		return nil
+	}
+	return p.cmd.ProcessState
+}
+
 // Signal sends a signal. A process that has ended is no error.
 func (p *Process) Signal(signal syscall.Signal) error {
 	err := p.cmd.Process.Signal(signal)

@@ -1,0 +1,135 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/hack/devenv/controlplane"
+	"github.com/token-lease/operator/hack/devenv/process"
+)
+
+const (
+	systemNamespace = "tokenlease-system"
+	serviceAccount  = "tokenlease-manager"
+	kubectlTimeout  = 2 * time.Minute
+)
+
+// cluster is a control plane with the operator's CRDs and roles, as an
+// administrator sees it.
+type cluster struct {
+	plane *controlplane.ControlPlane
+	api   client.Client
+}
+
+func startCluster(ctx context.Context) (*cluster, error) {
+	plane, err := controlplane.Start(ctx, controlplane.Options{Assets: world.assets, Log: os.Stderr})
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{plane: plane}
+	if err := c.installConfig(ctx); err != nil {
+		return nil, errors.Join(err, plane.Stop(ctx))
+	}
+	return c, nil
+}
+
+// installConfig applies what a user applies: CRDs and roles.
+func (c *cluster) installConfig(ctx context.Context) error {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	if err := c.plane.InstallCRDs(filepath.Join(world.root, "config", "crd", "bases")); err != nil {
+		return err
+	}
+	var err error
+	if c.api, err = client.New(c.plane.RESTConfig(), client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	system := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
+	if err := c.api.Create(ctx, system); err != nil {
+		return err
+	}
+	output, err := c.kubectl(ctx, "", "apply", "--kustomize", filepath.Join(world.root, "config", "rbac"))
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, output)
+	}
+	return nil
+}
+
+// kubectl runs kubectl as administrator and returns all that it wrote.
+func (c *cluster) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, kubectlTimeout)
+	defer cancel()
+	args = append([]string{"--cache-dir=" + filepath.Join(world.dir, "kubectl-cache")}, args...)
+	cmd := exec.CommandContext(ctx, c.plane.Kubectl(), args...)
+	cmd.Env = append(process.Environment(), "KUBECONFIG="+c.plane.KubeconfigPath())
+	cmd.Stdin = strings.NewReader(stdin)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Run(); err != nil {
+		return output.String(), fmt.Errorf("kubectl %s: %w", strings.Join(args[1:], " "), err)
+	}
+	return output.String(), nil
+}
+
+// mustKubectl fails the test when kubectl fails.
+func (c *cluster) mustKubectl(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	output, err := c.kubectl(t.Context(), stdin, args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	return output
+}
+
+// newNamespace makes a namespace that no other test uses.
+func (c *cluster) newNamespace(t *testing.T) string {
+	t.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "tenants-"}}
+	if err := c.api.Create(call(t), namespace); err != nil {
+		t.Fatal(err)
+	}
+	return namespace.Name
+}
+
+// table reads what kubectl prints: one map from heading to cell for each row.
+func table(text string) []map[string]string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	head := lines[0]
+	var starts []int
+	for i := range head {
+		if head[i] != ' ' && (i == 0 || head[i-1] == ' ') {
+			starts = append(starts, i)
+		}
+	}
+	var rows []map[string]string
+	for _, line := range lines[1:] {
+		row := map[string]string{}
+		for i, start := range starts {
+			end, stop := len(line), len(head)
+			if i+1 < len(starts) {
+				end, stop = min(end, starts[i+1]), starts[i+1]
+			}
+			row[strings.TrimSpace(head[start:stop])] = strings.TrimSpace(line[min(start, end):end])
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
