@@ -36,7 +36,7 @@ func TestRolesForPeople(t *testing.T) {
 		if err := yaml.UnmarshalStrict(content, &role); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		if err := kube.Create(testContext(t), &role); err != nil {
+		if err := kube.Create(testContext(t), &role); client.IgnoreAlreadyExists(err) != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 	}

@@ -269,12 +269,12 @@ type ActiveRaise struct {
 	ExpiresAt metav1.Time `json:"expiresAt,omitzero"`
 }
 
-// TokenBucket is one budget: a limit in tokens that many workloads reserve from
-// at once and can never pass together.
-//
-// The rule on the name has to stand on the root, since only there a rule sees
+// The rule on the name below has to stand on the root, since only there a rule sees
 // metadata.name. Root rules are not ratcheted; this one needs no ratchet, because
 // a name never changes and the rule is as old as the kind.
+
+// TokenBucket is one budget: a limit in tokens that many workloads reserve from
+// at once and can never pass together.
 //
 // +genclient
 // +kubebuilder:object:root=true

@@ -1,0 +1,20 @@
+package v1alpha1_test
+
+import (
+	"os/exec"
+	"testing"
+)
+
+// Goal: what is documented, `kubectl apply -k`, works, and works again, for what a
+// cluster needs and for the samples.
+func TestKustomizationsApply(t *testing.T) {
+	for _, dir := range []string{"../../config/default", "../../config/samples"} {
+		for range 2 {
+			kubectl := exec.CommandContext(testContext(t), plane.Kubectl(), "--kubeconfig", plane.KubeconfigPath(),
+				"apply", "--server-side", "--field-manager=kustomize-test", "--force-conflicts", "-k", dir)
+			if output, err := kubectl.CombinedOutput(); err != nil {
+				t.Errorf("kubectl apply -k %s: %v\n%s", dir, err, output)
+			}
+		}
+	}
+}
