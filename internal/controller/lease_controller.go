@@ -1,0 +1,207 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/internal/fault"
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// leaseReconciler stores the raises that TemporaryLimitLeases ask for and shows
+// what becomes of them.
+type leaseReconciler struct {
+	Options
+	writer
+	clock func() time.Time
+}
+
+// Reconcile makes one pass over a TemporaryLimitLease.
+func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	lease := &v1alpha1.TemporaryLimitLease{}
+	if err := r.client.Get(ctx, request.NamespacedName, lease); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	in, err := r.gather(ctx, lease)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctrl.Result{}, ctx.Err()
+		}
+		return r.reportFailure(ctx, lease, err)
+	}
+	plan := decideLease(in)
+	if plan.store != nil {
+		if err := r.addFinalizer(ctx, lease); err != nil {
+			return afterWrite(err)
+		}
+	}
+	record, failed := r.act(ctx, in, plan)
+	switch {
+	case ctx.Err() != nil:
+		return ctrl.Result{}, ctx.Err()
+	case plan.letGo:
+		return afterWrite(r.removeFinalizer(ctx, lease))
+	case record == nil && failed == nil:
+		return ctrl.Result{}, nil
+	}
+	return r.report(ctx, lease, record, failed)
+}
+
+// gather reads the ledger's record first: with it, a raise that is over needs no
+// bucket.
+func (r *leaseReconciler) gather(ctx context.Context, lease *v1alpha1.TemporaryLimitLease) (leaseInput, error) {
+	in := leaseInput{lease: lease, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
+	record, err := r.record(ctx, string(lease.UID))
+	if err != nil {
+		return in, failureOf(err)
+	}
+	in.record = record
+	bucket := &v1alpha1.TokenBucket{}
+	err = r.client.Get(ctx, client.ObjectKey{Namespace: lease.Namespace, Name: lease.Spec.BucketRef.Name}, bucket)
+	if err == nil {
+		in.bucket = bucket
+	}
+	return in, client.IgnoreNotFound(err)
+}
+
+func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	record, err := r.Ledger.Store().Raise(ctx, r.ClusterID, uid)
+	if ledger.HasCode(err, ledger.CodeRaiseNotFound) {
+		return nil, nil
+	}
+	return record, err
+}
+
+// act is the one call of the ledger that changes something. It returns the record
+// as it is afterwards, or as it was before a failure.
+func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan) (*ledger.Raise, *failure) {
+	if plan.store == nil && plan.revoke == nil {
+		return plan.mirror, plan.wait
+	}
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	fault.Point("controller.before-ledger")
+	defer fault.Point("controller.after-ledger")
+	var record *ledger.Raise
+	var err error
+	if plan.store != nil {
+		record, err = r.Ledger.StoreRaise(ctx, *plan.store)
+	} else {
+		record, err = r.Ledger.RevokeRaise(ctx, *plan.revoke)
+	}
+	if err != nil {
+		return in.record, failureOf(err)
+	}
+	return record, nil
+}
+
+// reportFailure is for a pass that could not even gather. A lease that is over
+// stays as it is: no outage makes it less so.
+func (r *leaseReconciler) reportFailure(ctx context.Context, lease *v1alpha1.TemporaryLimitLease, err error) (ctrl.Result, error) {
+	var failed *failure
+	if !errors.As(err, &failed) || isSettled(lease) {
+		return ctrl.Result{}, err
+	}
+	return r.report(ctx, lease, nil, failed)
+}
+
+// report writes what was found, then lets an object go whose raise is over.
+func (r *leaseReconciler) report(ctx context.Context, lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, failed *failure) (ctrl.Result, error) {
+	now := r.clock()
+	before := lease.DeepCopy()
+	lease.Status = leaseStatus(lease, record, failed, now)
+	next := lease.Status.DeepCopy()
+	wrote, err := r.writeStatus(ctx, before, lease)
+	if err != nil {
+		return afterWrite(err)
+	}
+	if wrote {
+		r.emit(lease, leaseNotices(&before.Status, next, record))
+	}
+	if record != nil && failed == nil && (record.State.Ended() || !isCurrent(record, lease)) {
+		return afterWrite(r.removeFinalizer(ctx, lease))
+	}
+	switch {
+	case failed != nil && failed.after == 0:
+		return ctrl.Result{}, failed
+	case failed != nil:
+		return ctrl.Result{RequeueAfter: failed.after}, nil
+	default:
+		return ctrl.Result{RequeueAfter: wakeAfter(record, now)}, nil
+	}
+}
+
+// isCurrent reports whether the object stands for the raise now. Another
+// incarnation of the lease may have taken its place.
+func isCurrent(r *ledger.Raise, lease *v1alpha1.TemporaryLimitLease) bool {
+	return r.CurrentUID == string(lease.UID)
+}
+
+// leasesOf lists the leases that a TokenBucket wakes.
+func (r *leaseReconciler) leasesOf(ctx context.Context, bucket client.Object) []reconcile.Request {
+	keys, err := unsettledLeases(ctx, r.client, client.ObjectKeyFromObject(bucket))
+	if err != nil {
+		log.FromContext(ctx).Error(err, "list the leases of a bucket", "bucket", client.ObjectKeyFromObject(bucket))
+	}
+	requests := make([]reconcile.Request, len(keys))
+	for i, key := range keys {
+		requests[i] = reconcile.Request{NamespacedName: key}
+	}
+	return requests
+}
+
+// unsettledLeases lists the leases of a bucket that are not over. The reader must
+// be the cache, which has the index.
+func unsettledLeases(ctx context.Context, reader client.Reader, bucket client.ObjectKey) ([]client.ObjectKey, error) {
+	var list v1alpha1.TemporaryLimitLeaseList
+	err := reader.List(ctx, &list, client.InNamespace(bucket.Namespace),
+		client.MatchingFields{bucketRefIndex: bucket.Name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, err
+	}
+	var keys []client.ObjectKey
+	for i := range list.Items {
+		if !isSettled(&list.Items[i]) {
+			keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
+		}
+	}
+	return keys, nil
+}
+
+// bucketMattersToLeases leaves out updates that only bring usage figures.
+func bucketMattersToLeases() predicate.Predicate {
+	return predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, ok := e.ObjectOld.(*v1alpha1.TokenBucket)
+			after, okToo := e.ObjectNew.(*v1alpha1.TokenBucket)
+			return ok && okToo && whatLeasesSee(before) != whatLeasesSee(after)
+		},
+	}
+}
+
+// seenByLeases is what a lease wants to know of its bucket.
+type seenByLeases struct {
+	uid                  string
+	deleting, ready      bool
+	generation, observed int64
+}
+
+func whatLeasesSee(b *v1alpha1.TokenBucket) seenByLeases {
+	return seenByLeases{
+		uid: string(b.UID), deleting: !b.DeletionTimestamp.IsZero(),
+		ready:      meta.IsStatusConditionTrue(b.Status.Conditions, v1alpha1.ConditionReady),
+		generation: b.Generation, observed: b.Status.ObservedGeneration,
+	}
+}

@@ -1,0 +1,154 @@
+package controller
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// leaseInput is what is gathered for a decision about a TemporaryLimitLease.
+type leaseInput struct {
+	lease *v1alpha1.TemporaryLimitLease
+	// record is the ledger's; nil when it has none for this object.
+	record *ledger.Raise
+	// bucket is the TokenBucket that the lease refers to; nil when there is none.
+	bucket *v1alpha1.TokenBucket
+	// trusted: the namespace may use keys outside "<namespace>/".
+	trusted bool
+	cluster string
+}
+
+// leasePlan is what a pass over a TemporaryLimitLease does: at most one of its
+// fields is set, and none when there is nothing to do or to say.
+type leasePlan struct {
+	store  *ledger.StoreRaise
+	revoke *ledger.RevokeRaise
+	// mirror: the record says it all.
+	mirror *ledger.Raise
+	wait   *failure
+	// letGo: an object that is being deleted has nothing in the ledger to end.
+	letGo bool
+}
+
+// decideLease is a pure function of what was gathered. An object that is being
+// deleted never stores anything.
+func decideLease(in leaseInput) leasePlan {
+	ended := in.record != nil && in.record.State.Ended()
+	switch {
+	case !in.lease.DeletionTimestamp.IsZero():
+		return decideDeletedLease(in)
+	case ended:
+		return leasePlan{mirror: in.record}
+	case in.record == nil && isSettled(in.lease):
+		return leasePlan{}
+	case usable(in.bucket, in.trusted):
+		return leasePlan{store: storeRequest(in)}
+	case in.record != nil:
+		return leasePlan{mirror: in.record}
+	default:
+		return leasePlan{wait: waitForBucket(in)}
+	}
+}
+
+func decideDeletedLease(in leaseInput) leasePlan {
+	switch {
+	case !controllerutil.ContainsFinalizer(in.lease, v1alpha1.LedgerFinalizer):
+		return leasePlan{}
+	case in.record == nil || in.record.CurrentUID != string(in.lease.UID):
+		return leasePlan{letGo: true}
+	case in.record.State.Ended():
+		return leasePlan{mirror: in.record}
+	default:
+		return leasePlan{revoke: &ledger.RevokeRaise{Key: in.record.BucketKey, UID: string(in.lease.UID), Actor: actorUnknown}}
+	}
+}
+
+// usable reports whether raises on a TokenBucket can be asked for.
+func usable(b *v1alpha1.TokenBucket, trusted bool) bool {
+	return b != nil && b.DeletionTimestamp.IsZero() && keyAllowed(b, trusted)
+}
+
+// waitForBucket names what a lease waits for. Watches wake it; it also looks by
+// itself now and then.
+func waitForBucket(in leaseInput) *failure {
+	f := &failure{reason: v1alpha1.ReasonBucketNotFound, after: resyncInterval}
+	name := in.lease.Spec.BucketRef.Name
+	switch {
+	case in.bucket == nil:
+		f.message = "There is no TokenBucket " + name + " in this namespace yet; the raise waits for it."
+	case !in.bucket.DeletionTimestamp.IsZero():
+		f.message = "TokenBucket " + name + " is being deleted; the raise waits for a new one."
+	default:
+		f.reason = v1alpha1.ReasonBucketNotReady
+		f.message = "TokenBucket " + name + " is not in the ledger; its conditions say why."
+	}
+	return f
+}
+
+func storeRequest(in leaseInput) *ledger.StoreRaise {
+	spec := in.lease.Spec
+	grant := ledger.Grant{
+		UID: string(in.lease.UID), Cluster: in.cluster, Namespace: in.lease.Namespace, Name: in.lease.Name,
+		TenantID: tenantOf(in.bucket), ScopedKeyID: string(spec.ScopedKeyID),
+		NormalLimit: spec.NormalLimit, TemporaryLimit: spec.TemporaryLimit,
+		ExpiresAt: spec.ExpiresAt.Time, ApprovalID: string(spec.ApprovalID),
+		Actor: actorOf(in.lease), OnBaseChange: onBaseChangeOf(spec.OnBaseChange),
+	}
+	if spec.StartsAt != nil {
+		grant.StartsAt = ptr.To(spec.StartsAt.Time)
+	}
+	return &ledger.StoreRaise{
+		Key: bucketKeyOf(in.bucket), Grant: grant,
+		BucketUID: string(in.bucket.UID), BucketGeneration: in.bucket.Generation,
+	}
+}
+
+func onBaseChangeOf(p v1alpha1.BaseChangePolicy) ledger.OnBaseChange {
+	if p == v1alpha1.BaseChangePolicyRebase {
+		return ledger.BaseChangeRebase
+	}
+	return ledger.BaseChangeReview
+}
+
+// isSettled reports whether a lease is over as far as its object tells: the raise
+// has ended, the status says so, and nothing holds the object.
+func isSettled(lease *v1alpha1.TemporaryLimitLease) bool {
+	return lease.DeletionTimestamp.IsZero() &&
+		!controllerutil.ContainsFinalizer(lease, v1alpha1.LedgerFinalizer) &&
+		lease.Status.ObservedGeneration == lease.Generation &&
+		meta.IsStatusConditionTrue(lease.Status.Conditions, v1alpha1.ConditionEnded)
+}
+
+const (
+	// wakeMargin lets an instant pass before it is looked for.
+	wakeMargin = 50 * time.Millisecond
+	// overdueDelay is for a ledger whose clock is behind this process's.
+	overdueDelay = time.Second
+	// longestWake bounds a sleep: the clocks may change, and nothing overflows.
+	longestWake = 5 * time.Minute
+)
+
+// wakeAfter is when to look at a raise next because of its own instants. The
+// ledger acts on them by itself; this only brings the status up to date.
+func wakeAfter(r *ledger.Raise, now time.Time) time.Duration {
+	due := r.ExpiresAt
+	switch {
+	case r.State.Ended():
+		return 0
+	case r.State == ledger.RaisePending && now.Before(r.StartsAt):
+		due = r.StartsAt
+	case r.State == ledger.RaisePending && r.MismatchSince != nil:
+		if over := r.MismatchSince.Add(ledger.MismatchGrace); over.Before(due) {
+			due = over
+		}
+	}
+	if !now.Before(due) {
+		return overdueDelay
+	}
+	return min(due.Sub(now), longestWake-wakeMargin) + wakeMargin
+}

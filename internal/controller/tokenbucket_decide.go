@@ -1,0 +1,103 @@
+package controller
+
+import (
+	"fmt"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// bucketPlan is what a pass over a TokenBucket does about the ledger: at most one
+// of its fields is set, and none when there is nothing to do.
+type bucketPlan struct {
+	declare *ledger.ApplyDeclared
+	close   *ledger.CloseBucket
+	refuse  *failure
+}
+
+// decideBucket is a pure function of the object and of what its namespace may do.
+// An object that is being deleted never declares anything.
+func decideBucket(b *v1alpha1.TokenBucket, cluster string, trusted bool) bucketPlan {
+	switch {
+	case !b.DeletionTimestamp.IsZero():
+		if !controllerutil.ContainsFinalizer(b, v1alpha1.LedgerFinalizer) {
+			return bucketPlan{}
+		}
+		return bucketPlan{close: closeRequest(b, cluster)}
+	case !keyAllowed(b, trusted):
+		return bucketPlan{refuse: &failure{
+			reason: v1alpha1.ReasonKeyNotAllowed, stalled: true, after: resyncInterval,
+			message: fmt.Sprintf("bucketKey must begin with %q, because this namespace is not trusted with other keys: create another TokenBucket, or start the manager with this namespace trusted.", b.Namespace+"/"),
+		}}
+	default:
+		return bucketPlan{declare: declareRequest(b, cluster)}
+	}
+}
+
+func declareRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.ApplyDeclared {
+	return &ledger.ApplyDeclared{
+		Key: bucketKeyOf(b), Owner: ownerOf(b, cluster), Generation: b.Generation,
+		Declaration: ledger.Declaration{
+			Limit: b.Spec.Limit, TenantID: tenantOf(b), ScopedKeyID: string(b.Spec.ScopedKeyID),
+			Settings:       settingsOf(b.Spec.Reservations),
+			ConflictPolicy: conflictPolicyOf(b.Spec.ConflictPolicy),
+			Raises:         raisePolicyOf(b.Spec.Raises),
+		},
+		ExpectExisting: wasDeclared(b),
+		Actor:          actorOf(b),
+	}
+}
+
+func closeRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.CloseBucket {
+	deletion := ledger.DeletionRetain
+	if b.Spec.DeletionPolicy == v1alpha1.DeletionPolicyDelete {
+		deletion = ledger.DeletionDelete
+	}
+	return &ledger.CloseBucket{Key: bucketKeyOf(b), Owner: ownerOf(b, cluster), Deletion: deletion, Actor: actorUnknown}
+}
+
+// wasDeclared reports whether the ledger held this object's bucket before: the
+// status is written by the operator alone, and declaredLimit only from the ledger.
+func wasDeclared(b *v1alpha1.TokenBucket) bool {
+	return b.Status.DeclaredLimit != nil && b.Status.BucketKey == bucketKeyOf(b)
+}
+
+func settingsOf(p v1alpha1.ReservationPolicy) ledger.ReservationSettings {
+	s := ledger.DefaultSettings()
+	if p.DefaultTTLSeconds > 0 {
+		s.DefaultTTL = time.Duration(p.DefaultTTLSeconds) * time.Second
+	}
+	if p.MaxTTLSeconds > 0 {
+		s.MaxTTL = time.Duration(p.MaxTTLSeconds) * time.Second
+	}
+	s.MaxRecords = int64(p.MaxRecords)
+	return s
+}
+
+func conflictPolicyOf(p v1alpha1.ConflictPolicy) ledger.ConflictPolicy {
+	if p == v1alpha1.ConflictPolicyOverwrite {
+		return ledger.ConflictOverwrite
+	}
+	return ledger.ConflictReview
+}
+
+// raisePolicyOf refuses raises unless the policy allows them in so many words.
+func raisePolicyOf(p *v1alpha1.RaisePolicy) ledger.RaisePolicy {
+	if p == nil {
+		return ledger.RaisePolicy{Mode: ledger.ModeDisabled}
+	}
+	policy := ledger.RaisePolicy{
+		Mode: ledger.ModeDisabled, MaxLimit: p.MaxLimit, MaxDuration: time.Duration(p.MaxDurationSeconds) * time.Second,
+	}
+	switch p.Mode {
+	case v1alpha1.RaiseModeEnforce:
+		policy.Mode = ledger.ModeEnforce
+	case v1alpha1.RaiseModeObserveOnly:
+		policy.Mode = ledger.ModeObserveOnly
+	case v1alpha1.RaiseModeDisabled:
+	}
+	return policy
+}
