@@ -111,11 +111,11 @@ func judge(err error, committing bool) certainty {
 	}
 }
 
-// judgeWithoutReply judges an error that did not come from the server.
+// judgeWithoutReply judges an error that did not come from the server. What pgx
+// says about safety is not asked: a connection that broke after a pipeline was
+// sent is reported as "conn closed", and that as safe.
 func judgeWithoutReply(err error, committing bool) certainty {
 	switch {
-	case pgconn.SafeToRetry(err):
-		return disconnected
 	case !isConnectionError(err):
 		// A value that cannot be sent or read: the rules or the rows are at fault.
 		return aborted

@@ -165,6 +165,13 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		return nil
 	})
 	fault.Point("ledger.before-write")
+	// Up to here it is certain that nothing was done.
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if t.conn.IsClosed() {
+		return pgconn.ErrConnClosed
+	}
 	t.committing = true
 	if err := t.send(ctx, batch); err != nil {
 		return err
