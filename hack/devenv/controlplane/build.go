@@ -154,7 +154,7 @@ func (b builder) goCommand(ctx context.Context, label string, args ...string) er
 func (b builder) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = b.module
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=", "PWD="+b.module)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=", "PWD="+b.module)
 	// The compilers that go started hold its output open for a moment after it
 	// was killed.
 	cmd.WaitDelay = 10 * time.Second
