@@ -99,6 +99,24 @@ func (c *cluster) mustKubectl(t *testing.T, stdin string, args ...string) string
 	return output
 }
 
+// startOwnCluster starts a control plane for one test, which may take its API
+// server down.
+func startOwnCluster(t *testing.T) *cluster {
+	t.Helper()
+	c, err := startCluster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+		defer cancel()
+		if err := c.plane.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
 // newNamespace makes a namespace that no other test uses.
 func (c *cluster) newNamespace(t *testing.T) string {
 	t.Helper()

@@ -54,14 +54,24 @@ func (in *installation) start(t *testing.T, worker string, options managerOption
 	return m
 }
 
-// launch starts a manager and does not wait.
+// launch starts a manager and does not wait. The manager ends with the test.
 func (in *installation) launch(t *testing.T, worker string, options managerOptions) *manager {
 	t.Helper()
+	m, err := in.begin(worker, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.endWith(t) })
+	return m
+}
+
+// begin starts a manager that the caller ends.
+func (in *installation) begin(worker string, options managerOptions) (*manager, error) {
 	m := &manager{worker: worker, logFile: filepath.Join(in.dir, worker+".log")}
 	for _, address := range []*string{&m.metrics, &m.health} {
 		port, err := process.FreePort()
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		*address = process.Address(port)
 	}
@@ -90,22 +100,21 @@ func (in *installation) launch(t *testing.T, worker string, options managerOptio
 		LogFile: m.logFile,
 	})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	m.Process = started
-	t.Cleanup(func() {
-		if err := m.Kill(); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			m.showLog(t)
-		}
-	})
-	return m
+	return m, nil
 }
 
-// showLog prints the end of the manager's log. Managers of one name share a file.
-func (m *manager) showLog(t *testing.T) {
+// endWith ends the manager, and prints the end of its log if the test has failed.
+// Managers of one name share a file.
+func (m *manager) endWith(t *testing.T) {
+	if err := m.Kill(); err != nil {
+		t.Error(err)
+	}
+	if !t.Failed() {
+		return
+	}
 	content, err := os.ReadFile(m.logFile)
 	if err != nil {
 		t.Log(err)

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"testing"
 
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,4 +123,21 @@ func (in *installation) waitNoFinalizer(t *testing.T, name string) {
 		}
 		return len(l.Finalizers) == 0, asJSON(l.Finalizers)
 	})
+}
+
+// listEvents lists the events of the namespace.
+func (in *installation) listEvents(t *testing.T) []eventsv1.Event {
+	t.Helper()
+	var list eventsv1.EventList
+	if err := in.api.List(call(t), &list, client.InNamespace(in.namespace)); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+func seriesCount(e eventsv1.Event) int {
+	if e.Series == nil {
+		return 0
+	}
+	return int(e.Series.Count)
 }
