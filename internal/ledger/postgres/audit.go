@@ -33,16 +33,20 @@ func scanAudit(row pgx.Row) (ledger.AuditRow, error) {
 	return a, err
 }
 
-// histories answers the latest audit row of buckets without a row.
+// histories answers the latest audit row of buckets without a row, and whether a
+// row has appeared since: one statement sees both as they are at one moment, so a
+// bucket that is just being opened is not taken for one that vanished.
 const histories = `
-SELECT latest.bucket_key, latest.sequence, latest.event, latest.cluster, latest.namespace, latest.owner_name
+SELECT missing.bucket_key,
+	EXISTS (SELECT FROM tokenlease.buckets AS b WHERE b.bucket_key = missing.bucket_key),
+	coalesce(latest.sequence, 0), latest.event, latest.cluster, latest.namespace, latest.owner_name
 FROM unnest($1::text[]) AS missing (bucket_key)
-CROSS JOIN LATERAL (
-	SELECT a.bucket_key, a.sequence, a.event, a.cluster, a.namespace, a.owner_name
+LEFT JOIN LATERAL (
+	SELECT a.sequence, a.event, a.cluster, a.namespace, a.owner_name
 	FROM tokenlease.audit AS a
 	WHERE a.bucket_key = missing.bucket_key
 	ORDER BY a.sequence DESC
-	LIMIT 1) AS latest`
+	LIMIT 1) AS latest ON true`
 
 const insertAudit = `
 INSERT INTO tokenlease.audit (

@@ -80,9 +80,12 @@ func (f *failure) Unwrap() error { return f.err }
 // have reached the server.
 func (s *Store) failed(err error, committing bool) *failure {
 	f := &failure{certainty: judge(err, committing), err: err}
-	if sqlState(err) == codeReadOnly {
-		// The server was demoted: all connections to it are useless.
-		s.pool.Reset()
+	if f.certainty == disconnected || f.certainty == ambiguous {
+		if !errors.Is(err, context.Canceled) && sqlState(err) != codeIdleTransaction {
+			// The server went away or was demoted: its other connections are of no
+			// use either, and each would cost an attempt.
+			s.pool.Reset()
+		}
 	}
 	return f
 }
@@ -168,6 +171,9 @@ func domainError(err error) *ledger.Error {
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
 		return domainErrorOf(reply).WithCause(err)
+	}
+	if errors.Is(err, errRowAppeared) {
+		return ledger.Errorf(ledger.CodeUnavailable, "Others kept changing the same rows. Repeat later.").WithCause(err)
 	}
 	if f == nil || f.certainty != aborted {
 		return ledger.Errorf(ledger.CodeUnavailable, "The ledger could not be reached in time: %s", cut(unreachableReason(err))).WithCause(err)

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -164,16 +165,25 @@ func (l *loader) queueReads(batch *pgx.Batch) {
 	}
 }
 
+// errRowAppeared ends a transaction that did not find a bucket which exists now.
+var errRowAppeared = errors.New("a bucket was opened in the meantime")
+
 // queueHistories queues what remains known of the buckets that have no row.
 func (l *loader) queueHistories(batch *pgx.Batch, missing []string) {
 	each(batch.Queue(histories, missing), func(rows pgx.Rows) error {
 		var key string
+		var appeared bool
 		var h ledger.History
-		err := rows.Scan(&key, &h.LastSequence, into(&h.LastEvent), into(&h.Cluster), into(&h.Namespace), into(&h.OwnerName))
-		if err == nil {
-			l.view(key).History = h
+		err := rows.Scan(&key, &appeared, &h.LastSequence, into(&h.LastEvent),
+			into(&h.Cluster), into(&h.Namespace), into(&h.OwnerName))
+		if err != nil {
+			return err
 		}
-		return err
+		if appeared {
+			return errRowAppeared
+		}
+		l.view(key).History = h
+		return nil
 	})
 }
 

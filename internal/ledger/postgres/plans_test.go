@@ -1,0 +1,128 @@
+package postgres
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+// Goal: statements use indexes, whether or not the server knows anything of the
+// tables. Method: their plans on full tables, before and after these are analysed.
+func TestPlansWithoutStatistics(t *testing.T) {
+	d := newDatabase(t)
+	for _, table := range []string{"buckets", "leases", "raises", "approvals", "operations", "audit"} {
+		d.exec(`ALTER TABLE tokenlease.` + table + ` SET (autovacuum_enabled = false)`)
+	}
+	d.exec(`
+		INSERT INTO tokenlease.buckets (bucket_key, limit_tokens, used_tokens, reserved_tokens, declared_generation,
+			default_ttl_ms, max_ttl_ms, max_records, raise_max_limit_tokens, raise_max_duration_ms,
+			limit_epoch, lease_records, audit_sequence, revision, created_at, updated_at)
+		SELECT 'b' || n, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, now(), now() FROM generate_series(1, 2000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.leases (bucket_key, lease_id, request_hash, fingerprint_hash, state,
+			reserved_tokens, ttl_ms, created_at, expires_at, settled_at)
+		SELECT 'b1', 'l' || n, repeat(md5(n::text), 2), repeat(md5(n::text), 2), CASE WHEN n % 100 = 0 THEN 'reserved' ELSE 'released' END,
+			1, 1000, now(), now() + interval '1 second', CASE WHEN n % 100 > 0 THEN now() END FROM generate_series(1, 20000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.audit (bucket_key, sequence, event, outcome, used_tokens, reserved_tokens, limit_epoch, recorded_at)
+		SELECT 'b1', n, 'LimitSet', 'applied', 0, 0, 0, now() FROM generate_series(1, 20000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.raises (bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
+			normal_limit_tokens, temporary_limit_tokens, limit_epoch, starts_at, expires_at, approval_id, grant_hash,
+			on_base_change, state, review_required, version, stored_at, ended_at)
+		SELECT 'b' || n % 2000, 'r' || n, 'c', 'ns', 'n' || n, 'r' || n, 't', 'k', 1, 2, 0, now(), now(), 'a' || n, 'h' || n,
+			'Review', 'failed', false, 1, now(), now() FROM generate_series(1, 20000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.approvals (cluster, namespace, tenant_id, approval_id, raise_id, bucket_key, spent_at)
+		SELECT 'c', 'ns', 't', 'a' || n, 'r' || n, 'b' || n % 2000, now() FROM generate_series(1, 20000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.operations (bucket_key, operation_id, inputs, recorded_at)
+		SELECT 'b1', 'o' || n, '', now() FROM generate_series(1, 20000) AS n`)
+	t.Run("never analysed", func(t *testing.T) { checkPlans(t, d) })
+	d.exec(`ANALYZE`)
+	t.Run("analysed", func(t *testing.T) { checkPlans(t, d) })
+}
+
+func checkPlans(t *testing.T, d *database) {
+	now := time.Now()
+	one := []string{"b1"}
+	bucket := &ledger.Bucket{Key: "b1", CreatedAt: now, UpdatedAt: now}
+	lease := &ledger.Lease{BucketKey: "b1", ID: "l1", CreatedAt: now, ExpiresAt: now}
+	raise := &ledger.Raise{BucketKey: "b1", ID: "r1", StartsAt: now, ExpiresAt: now, StoredAt: now}
+	var leases leaseWrites
+	leases.update = []*ledger.Lease{lease}
+	leases.expireKeys, leases.expireAt = one, []time.Time{now}
+	var batch pgx.Batch
+	leases.queue(&batch)
+	statements := []*pgx.QueuedQuery{
+		{SQL: lockBuckets, Arguments: []any{one}},
+		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
+		{SQL: nextDue, Arguments: []any{[]string{}}},
+		{SQL: overdueLeases, Arguments: []any{one}},
+		{SQL: overdueLeaseIDs, Arguments: []any{one}},
+		{SQL: leasesByID, Arguments: []any{one, one}},
+		{SQL: leasesByRequest, Arguments: []any{one, one}},
+		{SQL: liveRaises, Arguments: []any{one}},
+		{SQL: raisesByUID, Arguments: []any{one, one}},
+		{SQL: raisesByGrant, Arguments: []any{one, one, one, one, one, one}},
+		{SQL: neededOperations, Arguments: []any{one, one}},
+		{SQL: neededApprovals, Arguments: []any{one, one, one, one}},
+		{SQL: histories, Arguments: []any{one}},
+		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
+		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
+		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
+		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
+		{SQL: changedBuckets, Arguments: []any{one, []int64{1}}},
+		{SQL: updateBuckets, Arguments: bucketArguments([]*ledger.Bucket{bucket})},
+		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), []int64{1})},
+		{SQL: updateRaises, Arguments: raiseArguments([]*ledger.Raise{raise})},
+	}
+	statements = append(statements, batch.QueuedQueries...)
+	for _, s := range statements {
+		rows, err := d.conn.Query(t.Context(), "EXPLAIN "+s.SQL, append([]any{pgx.QueryExecModeExec}, s.Arguments...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatalf("%s: %v", s.SQL, err)
+		}
+		if plan := strings.Join(lines, "\n"); strings.Contains(plan, "Seq Scan") {
+			t.Errorf("a table is read from end to end:\n%s\n%s", s.SQL, plan)
+		}
+	}
+}
+
+// Goal: ordinary operations update a bucket's row in place. Method: reservations
+// on a bucket with an active raise, counted by the server.
+func TestBucketUpdatesStayOnTheirPage(t *testing.T) {
+	d := newDatabase(t)
+	store := d.store(nil)
+	owner := testOwner()
+	do(t, store, declared(owner, 1, 100_000))
+	do(t, store, raised("raise-1", owner, 100_000, 300_000, hour, nil))
+	const updates = `SELECT pg_stat_get_tuples_updated(c) || '/' || pg_stat_get_tuples_hot_updated(c)
+		FROM (SELECT 'tokenlease.buckets'::regclass::oid AS c) AS t`
+	read := func() (all, hot int64) {
+		d.exec(`SELECT pg_stat_clear_snapshot()`)
+		if _, err := fmt.Sscanf(value[string](d, updates), "%d/%d", &all, &hot); err != nil {
+			t.Fatal(err)
+		}
+		return all, hot
+	}
+	const reservations = 200
+	for i := range reservations {
+		do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: fmt.Sprint(i), Fingerprint: "f", Tokens: 1})
+	}
+	// Backends report their counts when they have nothing else to do, or end.
+	store.pool.Reset()
+	eventually(t, "the server's count of the updates", func() bool { all, _ := read(); return all >= reservations })
+	if all, hot := read(); all-hot > 3 {
+		t.Errorf("%d of %d updates left the page, want no more than those of the raise", all-hot, all)
+	}
+}
