@@ -115,17 +115,19 @@ func up(ctx context.Context) (err error) {
 }
 
 func describe(out io.Writer, e *environment.Environment) {
-	for _, variable := range e.ManagerEnv() {
-		name, value, _ := strings.Cut(variable, "=")
-		fmt.Fprintf(out, "export %s=%s\n", name, shellQuote(value))
-	}
-	fmt.Fprintf(out, `
-# In another terminal, after these two lines:
-#   go run ./cmd/manager run          starts the manager
+	manager := e.ManagerCommand()
+	fmt.Fprintf(out, `export KUBECONFIG=%s
+export DATABASE_URL=%s
+
+# In another terminal, after these two lines, start the manager as its ServiceAccount:
+#   KUBECONFIG=%s go run ./cmd/manager %s
+# and use it:
 #   %s apply -k config/samples
-# Logs: %s
+# Logs of the servers: %s
 # Ctrl-C here takes everything down.
-`, shellQuote(e.ControlPlane.Kubectl()), e.ControlPlane.Dir())
+`, shellQuote(e.ControlPlane.KubeconfigPath()), shellQuote(e.DatabaseURL),
+		shellQuote(e.ManagerKubeconfig()), strings.Join(manager.Args, " "),
+		shellQuote(e.ControlPlane.Kubectl()), shellQuote(e.ControlPlane.Dir()))
 }
 
 // shellQuote makes one word of any text for a POSIX shell.

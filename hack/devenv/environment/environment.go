@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/token-lease/operator/hack/devenv/controlplane"
 	"github.com/token-lease/operator/hack/devenv/postgres"
+	"github.com/token-lease/operator/hack/devenv/process"
 	"github.com/token-lease/operator/hack/devenv/repository"
 	"github.com/token-lease/operator/hack/devenv/scratch"
 )
@@ -21,6 +21,11 @@ const (
 	databasePrefix = "tokenlease"
 	crdDir         = "config/crd/bases"
 	rbacDir        = "config/rbac"
+	namespaceFile  = "config/manager/namespace.yaml"
+	// SystemNamespace is where the manager lives, and ManagerAccount its
+	// ServiceAccount there; config/rbac says so.
+	SystemNamespace = "tokenlease-system"
+	ManagerAccount  = "tokenlease-manager"
 )
 
 // Options say what to bring up. The zero value suits development.
@@ -121,10 +126,22 @@ func (e *Environment) Stop(ctx context.Context) error {
 	return e.stopErr
 }
 
-// ManagerEnv are the variables with which the manager finds its servers, with
-// all rights in the control plane.
-func (e *Environment) ManagerEnv() []string {
-	return []string{"KUBECONFIG=" + e.ControlPlane.KubeconfigPath(), "DATABASE_URL=" + e.DatabaseURL}
+// ManagerCommand runs the manager as its ServiceAccount, with the rights that
+// config/rbac gives to that and no others; its log is manager.log in Dir. The
+// arguments are added to those that it needs here. Only one may serve metrics and
+// health at a time, unless they are moved by argument.
+func (e *Environment) ManagerCommand(args ...string) process.Command {
+	return process.Command{
+		Path:    e.Manager,
+		Args:    append([]string{"run", "--leader-election-namespace=" + SystemNamespace}, args...),
+		Env:     []string{"KUBECONFIG=" + e.ManagerKubeconfig(), "DATABASE_URL=" + e.DatabaseURL},
+		LogFile: filepath.Join(e.Dir, "manager.log"),
+	}
+}
+
+// ManagerKubeconfig is a file with the identity of the manager's ServiceAccount.
+func (e *Environment) ManagerKubeconfig() string {
+	return filepath.Join(e.Dir, "manager.kubeconfig")
 }
 
 func (e *Environment) createDatabase(ctx context.Context) error {
@@ -136,21 +153,24 @@ func (e *Environment) createDatabase(ctx context.Context) error {
 	return Migrate(ctx, e.Manager, e.DatabaseURL)
 }
 
-// installConfig gives the control plane the operator's CRDs and, where there
-// are any, its roles.
+// installConfig gives the control plane the operator's CRDs and roles.
 func (e *Environment) installConfig(ctx context.Context) error {
 	if err := e.ControlPlane.InstallCRDs(filepath.Join(e.Root, crdDir)); err != nil {
 		return err
 	}
-	rbac := filepath.Join(e.Root, rbacDir)
-	if _, err := os.Stat(rbac); errors.Is(err, os.ErrNotExist) {
-		return nil
+	for _, args := range [][]string{
+		{"apply", "--filename", filepath.Join(e.Root, namespaceFile)},
+		{"apply", "--kustomize", filepath.Join(e.Root, rbacDir)},
+	} {
+		if err := e.Kubectl(ctx, io.Discard, args...); err != nil {
+			return err
+		}
 	}
-	how := "--filename"
-	if _, err := os.Stat(filepath.Join(rbac, "kustomization.yaml")); err == nil {
-		how = "--kustomize"
+	identity, err := e.ControlPlane.ServiceAccountConfig(SystemNamespace, ManagerAccount)
+	if err != nil {
+		return err
 	}
-	return e.Kubectl(ctx, io.Discard, "apply", how, rbac)
+	return controlplane.WriteKubeconfig(e.ManagerKubeconfig(), identity)
 }
 
 // together runs the steps at the same time, and stops all when one fails.
