@@ -23,7 +23,8 @@ const (
 )
 
 // mirror notices what changed in the ledger, by one query for many buckets, and
-// wakes the controllers for just those. It decides nothing: a pass reads the
+// wakes the controllers for just those; when the ledger stops answering it wakes
+// them all, so that conditions show it. It decides nothing: a pass reads the
 // ledger again.
 type mirror struct {
 	cache   cache.Cache
@@ -32,6 +33,8 @@ type mirror struct {
 	leases  *queue
 	clock   func() time.Time
 	known   map[string]*mirrored
+	// outage: the ledger does not answer, and the controllers have been told.
+	outage bool
 }
 
 // mirrored is a bucket as the mirror last saw it.
@@ -40,7 +43,8 @@ type mirrored struct {
 	shape    shape
 	// toldAt is when the controllers were last woken.
 	toldAt time.Time
-	// usage: figures have changed since then.
+	// usage: figures have changed since then, or the bucket is absent, in which
+	// case no revision tells whether it came and went between two looks.
 	usage bool
 }
 
@@ -81,10 +85,29 @@ func (m *mirror) Start(ctx context.Context) error {
 		if err := m.pass(ctx); err != nil {
 			log.FromContext(ctx).V(1).Info("cannot look for changed buckets", "error", err.Error())
 			pause = max(min(2*pause, mirrorLongestPause), m.options.PollInterval)
+			m.tellOutage(ctx)
 		} else {
-			pause = m.options.PollInterval
+			pause, m.outage = m.options.PollInterval, false
 		}
 		timer.Reset(wait.Jitter(pause, mirrorJitter))
+	}
+}
+
+// tellOutage wakes every bucket once an outage. A pass that fails as well shows it
+// in the conditions, also to the leases, and comes back by itself until it is over.
+func (m *mirror) tellOutage(ctx context.Context) {
+	if m.outage || ctx.Err() != nil {
+		return
+	}
+	declarants, err := m.declarants(ctx)
+	if err != nil {
+		return
+	}
+	m.outage = true
+	for _, objects := range declarants {
+		for _, object := range objects {
+			m.buckets.add(object)
+		}
 	}
 }
 
@@ -133,7 +156,7 @@ func (m *mirror) note(ctx context.Context, change ledger.Change, objects []clien
 	}
 	seen := m.known[change.Key]
 	if seen != nil && seen.shape == now {
-		seen.usage = seen.usage || seen.revision != revision
+		seen.usage = seen.usage || !now.present || seen.revision != revision
 		seen.revision = revision
 		return nil
 	}
