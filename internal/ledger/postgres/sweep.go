@@ -15,7 +15,7 @@ import (
 func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.SweepResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
-	request.Limit = max(1, min(request.Limit, maxBuckets))
+	request.Limit = max(0, min(request.Limit, maxBuckets))
 	pass := sweep{result: ledger.SweepResult{Failed: map[string]error{}}}
 	var answers map[string]answer
 	_, err := s.attempt(ctx, batchAttempts, false, func() (err error) {
