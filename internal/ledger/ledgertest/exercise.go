@@ -20,6 +20,13 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 		{"Reservations", reservationStories},
 		{"Inputs", inputStories},
 		{"Batches", batchStories},
+		{"Intents", intentStories},
+		{"RaisesInTime", raiseTimeStories},
+		{"Conflicts", conflictStories},
+		{"Grants", grantStories},
+		{"Declarations", declarationStories},
+		{"Closing", closingStories},
+		{"Evidence", evidenceStories},
 	} {
 		t.Run(subject.name, func(t *testing.T) {
 			for _, s := range subject.stories {
@@ -31,4 +38,5 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 			}
 		})
 	}
+	t.Run("RandomOperations", func(t *testing.T) { testRandomOperations(t, newHarness) })
 }
