@@ -61,7 +61,7 @@ verify: verify-generated verify-modules lint ## Check generated files, modules a
 generate: $(CONTROLLER_GEN) ## Write deep copies, CRDs and the manager's role.
 	$(CONTROLLER_GEN) object paths=./api/...
 	$(CONTROLLER_GEN) crd paths=./api/... output:crd:artifacts:config=config/crd/bases
-	$(CONTROLLER_GEN) rbac:roleName=tokenlease-manager paths=./internal/controller/... output:rbac:artifacts:config=config/rbac
+	$(CONTROLLER_GEN) rbac:roleName=tokenlease-manager paths=./internal/controller/... paths=./cmd/manager/... output:rbac:artifacts:config=config/rbac
 
 .PHONY: fmt
 fmt: $(GOLANGCI_LINT) ## Format the Go files.
