@@ -112,6 +112,9 @@ func TestAPIServerDown(t *testing.T) {
 		t.Errorf("restored by %q, want manager-b", got)
 	}
 
+	third := in.start(t, "manager-c", managerOptions{})
+	third.terminate(t) // it never had controllers
+
 	stage(t, "the API server is back, and statuses catch up")
 	if err := own.plane.StartAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
@@ -151,7 +154,7 @@ func TestPostgreSQLDown(t *testing.T) {
 	}
 	m.waitPart(t, "ledger", false)
 	m.wantMetrics(t, map[string]float64{"tokenlease_ledger_writable": 0})
-	in.waitBucket(t, isFalse(v1alpha1.ConditionReady).because(v1alpha1.ReasonLedgerUnavailable))
+	in.waitLedgerUnavailable(t)
 	if _, err := in.reserve(t, "down", 1); !ledger.HasCode(err, ledger.CodeUnavailable) {
 		t.Errorf("reserve without a database: %v, want %s", err, ledger.CodeUnavailable)
 	}
@@ -195,7 +198,7 @@ func TestPasswordRotation(t *testing.T) {
 	stage(t, "the password is wrong")
 	m.waitPart(t, "ledger", false)
 	m.wantMetrics(t, map[string]float64{"tokenlease_ledger_writable": 0})
-	in.waitBucket(t, isFalse(v1alpha1.ConditionReady).because(v1alpha1.ReasonLedgerUnavailable))
+	in.waitLedgerUnavailable(t)
 
 	stage(t, "the password is right")
 	in.writeDatabaseURL(t, right)

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"errors"
 	"testing"
 
 	eventsv1 "k8s.io/api/events/v1"
@@ -71,6 +72,29 @@ func (in *installation) waitBucket(t *testing.T, wanted ...want) *v1alpha1.Token
 		return b.Status.ObservedGeneration == b.Generation && met(b.Status.Conditions, b.Generation, wanted), asJSON(b.Status)
 	})
 	return b
+}
+
+// waitLedgerUnavailable waits until bucket and lease say that the ledger cannot be
+// used. What it holds is unknown then, and so is whether that is what the present
+// generation asks for.
+func (in *installation) waitLedgerUnavailable(t *testing.T) {
+	t.Helper()
+	unavailable := []want{
+		{v1alpha1.ConditionReady, metav1.ConditionUnknown, v1alpha1.ReasonLedgerUnavailable},
+		isTrue(v1alpha1.ConditionReconciling).because(v1alpha1.ReasonLedgerUnavailable),
+		isFalse(v1alpha1.ConditionStalled),
+	}
+	b, l := &v1alpha1.TokenBucket{}, &v1alpha1.TemporaryLimitLease{}
+	waitFor(t, "bucket and lease to say that the ledger is unavailable", func() (bool, string) {
+		err := errors.Join(
+			in.api.Get(call(t), client.ObjectKey{Namespace: in.namespace, Name: bucketName}, b),
+			in.api.Get(call(t), client.ObjectKey{Namespace: in.namespace, Name: leaseName}, l))
+		if err != nil {
+			return false, err.Error()
+		}
+		return met(b.Status.Conditions, b.Generation, unavailable) && met(l.Status.Conditions, l.Generation, unavailable),
+			asJSON(b.Status) + asJSON(l.Status)
+	})
 }
 
 // waitLease waits until a lease has the conditions, about its present generation.
