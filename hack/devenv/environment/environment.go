@@ -22,10 +22,12 @@ const (
 	crdDir         = "config/crd/bases"
 	rbacDir        = "config/rbac"
 	namespaceFile  = "config/manager/namespace.yaml"
-	// SystemNamespace is where the manager lives, and ManagerAccount its
-	// ServiceAccount there; config/rbac says so.
+)
+
+// Where the manager lives, as config/rbac says.
+const (
 	SystemNamespace = "tokenlease-system"
-	ManagerAccount  = "tokenlease-manager"
+	ManagerAccount  = "tokenlease-manager" // a ServiceAccount
 )
 
 // Options say what to bring up. The zero value suits development.

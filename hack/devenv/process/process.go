@@ -5,6 +5,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,9 @@ const (
 
 // ErrHadToBeKilled says that a process did not end by itself in time.
 var ErrHadToBeKilled = errors.New("had to be killed")
+
+// errExitZero is how an end without error reads where there should be none.
+var errExitZero = errors.New("exit status 0")
 
 // Command says what to run.
 type Command struct {
@@ -76,7 +80,7 @@ func Start(command Command) (*Process, error) {
 	}
 	p := &Process{command: command, cmd: cmd, done: make(chan struct{})}
 	go func() {
-		p.exit = cmd.Wait()
+		p.exit = cmp.Or(cmd.Wait(), errExitZero)
 		close(p.done)
 	}()
 	return p, nil
@@ -181,12 +185,12 @@ func (p *Process) WaitReady(ctx context.Context, timeout time.Duration, check fu
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("%s ended before it was ready (%v); its log ends with:\n%s", p.Name(), p.exit, p.LogTail())
+			return fmt.Errorf("%s ended before it was ready (%w); its log ends with:\n%s", p.Name(), p.exit, p.LogTail())
 		case <-ctx.Done():
 			if caller.Err() != nil {
 				return fmt.Errorf("wait for %s: %w", p.Name(), caller.Err())
 			}
-			return fmt.Errorf("%s was not ready within %s (%v); its log ends with:\n%s", p.Name(), timeout, answer, p.LogTail())
+			return fmt.Errorf("%s was not ready within %s (%w); its log ends with:\n%s", p.Name(), timeout, cmp.Or(answer, ctx.Err()), p.LogTail())
 		case <-tick.C:
 		}
 	}
