@@ -11,6 +11,7 @@
 //   - failure.go: what each error of the ledger means for an object.
 //   - report.go: how finalizers, status and events are written.
 //   - mirror.go: notices what changed in the ledger without an object changing.
+//   - standing.go: remembers what to end when an object is gone all at once.
 //   - orphans.go: ends raises whose object is gone without having said so.
 //
 // # Decisions where the design left room

@@ -24,13 +24,20 @@ type leaseReconciler struct {
 	Options
 	writer
 	clock func() time.Time
+	// standing is the UID under which each lease may have a raise that has not
+	// ended.
+	standing *perObject[string]
 }
 
 // Reconcile makes one pass over a TemporaryLimitLease.
 func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	lease := &v1alpha1.TemporaryLimitLease{}
-	if err := r.client.Get(ctx, request.NamespacedName, lease); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if err := r.client.Get(ctx, request.NamespacedName, lease); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	// Without an object the UID is empty.
+	if err := r.departed(ctx, request.NamespacedName, string(lease.UID)); err != nil || lease.UID == "" {
+		return ctrl.Result{}, err
 	}
 	in, err := r.gather(ctx, lease)
 	if err != nil {
@@ -44,17 +51,40 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 		if err := r.addFinalizer(ctx, lease); err != nil {
 			return afterWrite(err)
 		}
+		r.standing.store(request.NamespacedName, string(lease.UID))
 	}
 	record, failed := r.act(ctx, in, plan)
 	switch {
 	case ctx.Err() != nil:
 		return ctrl.Result{}, ctx.Err()
 	case plan.letGo:
+		r.standing.forget(request.NamespacedName)
 		return afterWrite(r.removeFinalizer(ctx, lease))
 	case record == nil && failed == nil:
 		return ctrl.Result{}, nil
 	}
 	return r.report(ctx, lease, record, failed)
+}
+
+// departed revokes the raise of an earlier object of the name that is gone without
+// having been held until then.
+func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, present string) error {
+	uid, stands := r.standing.load(key)
+	if !stands || uid == present {
+		return nil
+	}
+	record, err := r.record(ctx, uid)
+	if err != nil {
+		return failureOf(err)
+	}
+	if record != nil && !record.State.Ended() && record.CurrentUID == uid {
+		plan := leasePlan{revoke: &ledger.RevokeRaise{Key: record.BucketKey, UID: uid, Actor: actorUnknown}}
+		if _, failed := r.act(ctx, leaseInput{}, plan); failed != nil {
+			return failed
+		}
+	}
+	r.standing.forget(key)
+	return nil
 }
 
 // gather reads the ledger's record first: with it, a raise that is over needs no
@@ -131,6 +161,7 @@ func (r *leaseReconciler) report(ctx context.Context, lease *v1alpha1.TemporaryL
 		r.emit(lease, leaseNotices(&before.Status, next, record))
 	}
 	if record != nil && failed == nil && (record.State.Ended() || !isCurrent(record, lease)) {
+		r.standing.forget(client.ObjectKeyFromObject(lease))
 		return afterWrite(r.removeFinalizer(ctx, lease))
 	}
 	switch {

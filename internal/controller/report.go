@@ -140,8 +140,12 @@ func (c conditions) failed(f *failure) {
 		ready = metav1.ConditionUnknown
 	}
 	c.set(v1alpha1.ConditionReady, ready, f.reason, f.message)
-	c.truth(v1alpha1.ConditionReconciling, !f.stalled, f.reason, f.message)
-	c.truth(v1alpha1.ConditionStalled, f.stalled, f.reason, f.message)
+	working, stuck := f.message, ""
+	if f.stalled {
+		working, stuck = stuck, working
+	}
+	c.truth(v1alpha1.ConditionReconciling, !f.stalled, f.reason, working)
+	c.truth(v1alpha1.ConditionStalled, f.stalled, f.reason, stuck)
 }
 
 // becameTrue reports whether a condition is true now and was not, or was for

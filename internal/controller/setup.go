@@ -139,11 +139,14 @@ func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue) error
 		For(&v1alpha1.TokenBucket{}).
 		WatchesRawSource(queue.source()).
 		WithOptions(controllerOptions(o)).
-		Complete(&bucketReconciler{Options: o, writer: write, clock: time.Now, usage: newUsageTimes()})
+		Complete(&bucketReconciler{
+			Options: o, writer: write, clock: time.Now,
+			written: newPerObject[time.Time](), standing: newPerObject[*ledger.CloseBucket](),
+		})
 }
 
 func setupLeases(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
-	r := &leaseReconciler{Options: o, writer: write, clock: time.Now}
+	r := &leaseReconciler{Options: o, writer: write, clock: time.Now, standing: newPerObject[string]()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("temporarylimitlease").
 		For(&v1alpha1.TemporaryLimitLease{}).

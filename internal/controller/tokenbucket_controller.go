@@ -2,9 +2,9 @@ package controller
 
 import (
 	"context"
-	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -19,17 +19,21 @@ type bucketReconciler struct {
 	Options
 	writer
 	clock func() time.Time
-	usage *usageTimes
+	// written is when the status of each TokenBucket was written last.
+	written *perObject[time.Time]
+	// standing is how to close the bucket of each TokenBucket that declared one.
+	standing *perObject[*ledger.CloseBucket]
 }
 
 // Reconcile makes one pass over a TokenBucket.
 func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	b := &v1alpha1.TokenBucket{}
-	if err := r.client.Get(ctx, request.NamespacedName, b); err != nil {
-		if client.IgnoreNotFound(err) == nil {
-			r.usage.forget(request.NamespacedName)
-		}
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	err := r.client.Get(ctx, request.NamespacedName, b)
+	switch {
+	case apierrors.IsNotFound(err):
+		return r.departed(ctx, request.NamespacedName)
+	case err != nil:
+		return ctrl.Result{}, err
 	}
 	plan := decideBucket(b, r.ClusterID, r.trusts(b.Namespace))
 	if plan == (bucketPlan{}) {
@@ -39,12 +43,27 @@ func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		if err := r.addFinalizer(ctx, b); err != nil {
 			return afterWrite(err)
 		}
+		r.standing.store(request.NamespacedName, closeRequest(b, r.ClusterID))
 	}
 	found := r.act(ctx, plan)
 	if ctx.Err() != nil {
 		return ctrl.Result{}, ctx.Err()
 	}
 	return r.report(ctx, b, found)
+}
+
+// departed closes the bucket of an object that is gone without having been held
+// until then.
+func (r *bucketReconciler) departed(ctx context.Context, key client.ObjectKey) (ctrl.Result, error) {
+	if request, stands := r.standing.load(key); stands {
+		found := r.act(ctx, bucketPlan{close: request})
+		if found.failure != nil || !found.closing.Done {
+			return r.nextLook(found)
+		}
+	}
+	r.standing.forget(key)
+	r.written.forget(key)
+	return ctrl.Result{}, nil
 }
 
 // act is the one call of the ledger.
@@ -76,8 +95,9 @@ func (r *bucketReconciler) act(ctx context.Context, plan bucketPlan) bucketFindi
 
 // report writes what was found, then lets an object go that is done with.
 func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, found bucketFinding) (ctrl.Result, error) {
-	now := r.clock()
+	now, key := r.clock(), client.ObjectKeyFromObject(b)
 	if found.closing != nil && found.closing.Done {
+		r.standing.forget(key)
 		ended := closedNotices(b)
 		if err := r.removeFinalizer(ctx, b); err != nil {
 			return afterWrite(err)
@@ -85,11 +105,10 @@ func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, 
 		r.emit(b, ended)
 		return ctrl.Result{}, nil
 	}
-	key := client.ObjectKeyFromObject(b)
 	before := b.DeepCopy()
 	b.Status = bucketStatus(b, found, now)
 	if onlyUsageDiffers(&before.Status, &b.Status) {
-		if wait := r.usage.wait(key, now, r.UsageInterval); wait > 0 {
+		if wait := r.holdBack(key, now); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil
 		}
 	}
@@ -99,7 +118,7 @@ func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, 
 		return afterWrite(err)
 	}
 	if wrote {
-		r.usage.wrote(key, now)
+		r.written.store(key, now)
 		r.emit(b, bucketNotices(&before.Status, next, found))
 	}
 	return r.nextLook(found)
@@ -122,34 +141,11 @@ func (r *bucketReconciler) nextLook(found bucketFinding) (ctrl.Result, error) {
 	}
 }
 
-// usageTimes remembers when the status of each bucket was written last. It holds
-// one entry for each TokenBucket.
-type usageTimes struct {
-	mutex sync.Mutex
-	last  map[client.ObjectKey]time.Time
-}
-
-func newUsageTimes() *usageTimes { return &usageTimes{last: map[client.ObjectKey]time.Time{}} }
-
-// wait is how long usage figures must still be held back.
-func (u *usageTimes) wait(key client.ObjectKey, now time.Time, interval time.Duration) time.Duration {
-	u.mutex.Lock()
-	defer u.mutex.Unlock()
-	last, known := u.last[key]
+// holdBack is how long usage figures of a bucket must not be written yet.
+func (r *bucketReconciler) holdBack(key client.ObjectKey, now time.Time) time.Duration {
+	last, known := r.written.load(key)
 	if !known || now.Before(last) {
 		return 0
 	}
-	return last.Add(interval).Sub(now)
-}
-
-func (u *usageTimes) wrote(key client.ObjectKey, now time.Time) {
-	u.mutex.Lock()
-	defer u.mutex.Unlock()
-	u.last[key] = now
-}
-
-func (u *usageTimes) forget(key client.ObjectKey) {
-	u.mutex.Lock()
-	defer u.mutex.Unlock()
-	delete(u.last, key)
+	return last.Add(r.UsageInterval).Sub(now)
 }
