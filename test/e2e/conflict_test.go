@@ -45,7 +45,7 @@ func TestPermanentChangeDuringTheRaise(t *testing.T) {
 			t.Parallel()
 			in := install(t)
 			m := in.start(t, "manager-a", managerOptions{})
-			expiresAt := in.after(t, 15*time.Second)
+			expiresAt := in.after(t, 20*time.Second)
 			in.raised(t, until(expiresAt))
 
 			c.change(t, in)

@@ -75,7 +75,7 @@ func crashOverdue(t *testing.T, fault string) {
 	in := install(t)
 	m := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
-	expiresAt := in.shortenInLedger(t, 2*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 	m.kill9(t)
 	in.db.waitPast(t, expiresAt)
 	in.checkOneOfEverything(t, in.supervise(t, fault))
@@ -141,7 +141,7 @@ func TestFrozenManager(t *testing.T) {
 	key := in.key(bucketName)
 	first := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
-	expiresAt := in.shortenInLedger(t, 2*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 	first.kill9(t)
 	in.db.waitPast(t, expiresAt)
 

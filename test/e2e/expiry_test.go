@@ -24,7 +24,7 @@ func TestExpiryWithTheManagerDead(t *testing.T) {
 	m := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
 	in.mustReserve(t, "raised", 150_000)
-	expiresAt := in.shortenInLedger(t, 5*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 	m.kill9(t)
 
 	stage(t, "nothing runs, and the expiry passes")
@@ -72,15 +72,15 @@ func TestAPIServerDown(t *testing.T) {
 	first := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
 	other := in.key("other")
-	startsAt := in.after(t, 12*time.Second)
+	startsAt := in.after(t, 20*time.Second)
 	in.create(t,
 		in.bucket(named[*v1alpha1.TokenBucket]("other")),
 		in.lease(t, named[*v1alpha1.TemporaryLimitLease]("other-launch"), on("other"), approvedBy("CHG-2"),
-			from(startsAt), until(startsAt.Add(30*time.Second))))
+			from(startsAt), until(startsAt.Add(35*time.Second))))
 	in.waitLease(t, "other-launch", []want{
 		isTrue(v1alpha1.ConditionReady), isFalse(v1alpha1.ConditionActive), isFalse(v1alpha1.ConditionEnded),
 	})
-	expiresAt := in.shortenInLedger(t, 8*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 	if err := own.plane.StopAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestPostgreSQLDown(t *testing.T) {
 	in.raised(t)
 	m.waitPart(t, "ledger", true)
 	m.wantMetrics(t, map[string]float64{"tokenlease_ledger_writable": 1})
-	expiresAt := in.shortenInLedger(t, 6*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 
 	stage(t, "the database crashes, and the expiry passes")
 	if err := server.Kill(t.Context()); err != nil {

@@ -41,6 +41,10 @@ const (
 // is ready for it, so that no machine is too slow.
 const farAway = time.Hour
 
+// overdueSoon is an expiry before which a test must have taken something down. A
+// test that misses it fails, so it leaves a slow machine some time.
+const overdueSoon = 6 * time.Second
+
 // installation is the operator as one user has it: one namespace, one ledger,
 // one identity in it. Any number of managers may run.
 type installation struct {

@@ -26,7 +26,7 @@ func TestLeaderKilled(t *testing.T) {
 	}
 
 	stage(t, "the leader dies, and the raise ends without one")
-	expiresAt := in.shortenInLedger(t, 3*time.Second)
+	expiresAt := in.shortenInLedger(t, overdueSoon)
 	leader.kill9(t)
 	in.db.waitPast(t, expiresAt)
 	in.db.waitLimit(t, key, normal)

@@ -37,7 +37,7 @@ func TestSeedStory(t *testing.T) {
 	})
 
 	stage(t, "ask for the raise")
-	startsAt, expiresAt := in.after(t, 5*time.Second), in.after(t, 25*time.Second)
+	startsAt, expiresAt := in.after(t, 6*time.Second), in.after(t, 30*time.Second)
 	watched := watchLimit(t, in.db, key)
 	in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml",
 		"startsAt", startsAt.Format(time.RFC3339), "expiresAt", expiresAt.Format(time.RFC3339)), "apply", "-f", "-")
