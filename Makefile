@@ -32,11 +32,13 @@ build: ## Build the manager into bin/.
 
 .PHONY: demo
 demo: ## Show a raise from beginning to end, from nothing, and clean up.
-	go run ./hack/demo
+	go build -o bin/demo ./hack/demo
+	exec bin/demo
 
 .PHONY: dev
 dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to reach them.
-	go run ./hack/devenv up
+	go build -o bin/devenv ./hack/devenv
+	exec bin/devenv up
 
 ##@ Checks
 

@@ -82,7 +82,7 @@ func runControllers(ctx context.Context, restConfig *rest.Config, o runOptions, 
 			wrong = err.Error()
 		}
 		h.set(partControllers, wrong)
-		log.Error(err, "the controllers ended; they are built anew", "in", backOff)
+		log.Error(err, "the controllers ended; they are built anew", "in", backOff.String())
 		timer := time.NewTimer(backOff)
 		select {
 		case <-ctx.Done():
@@ -137,6 +137,8 @@ func runControllersOnce(ctx context.Context, restConfig *rest.Config, o runOptio
 	}()
 	return mgr.Start(ctx)
 }
+
+// +kubebuilder:rbac:groups="",resources=namespaces,resourceNames=kube-system,verbs=get
 
 // clusterID is what tells this cluster's objects from another's on the same
 // ledger: the UID of a namespace that every cluster has and nobody re-creates.

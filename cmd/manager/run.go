@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap/zapcore"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
@@ -64,6 +65,9 @@ func (o *runOptions) bind(fs *flag.FlagSet) {
 		"How long the database keeps a ledger transaction open for a process that has stopped, and with it the bucket's lock.")
 	fs.IntVar(&o.ledger.MaxConnections, "ledger-max-connections", 10, "Connections to the database, at most.")
 	o.leaderElection.bind(fs)
+	// Errors say what happened; a stack of this process's own loops adds nothing.
+	o.log.StacktraceLevel = zapcore.PanicLevel
+	o.log.TimeEncoder = zapcore.RFC3339NanoTimeEncoder
 	o.log.BindFlags(fs)
 	config.RegisterFlags(fs)
 }

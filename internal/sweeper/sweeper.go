@@ -66,7 +66,7 @@ func (s *Sweeper) Run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			s.log.Error(err, "sweep failed; it is tried again", "in", backOff)
+			s.log.Error(err, "sweep failed; it is tried again", "in", backOff.String())
 			wait = backOff
 			backOff = min(2*backOff, maxBackOff)
 		default:
@@ -126,7 +126,7 @@ func (s *Sweeper) putAside(key string, reason error) {
 	bucket.backOff = min(max(2*bucket.backOff, minAside), maxAside)
 	bucket.until = s.now().Add(bucket.backOff)
 	s.aside[key] = bucket
-	s.log.Error(reason, "touch failed; the bucket is set aside", "bucket", key, "for", bucket.backOff)
+	s.log.Error(reason, "touch failed; the bucket is set aside", "bucket", key, "for", bucket.backOff.String())
 }
 
 func sleep(ctx context.Context, d time.Duration) {
