@@ -37,7 +37,6 @@ const (
 	classIntegrity            = "23"
 	classData                 = "22"
 	classResources            = "53"
-	classIntervention         = "57"
 )
 
 // maxCauseLength bounds what of a server's message is passed on, in bytes.

@@ -122,25 +122,19 @@ func (s *Store) configureConnection(ctx context.Context, config *pgx.ConnConfig)
 	if err != nil {
 		return &connectionStringError{err}
 	}
-	if err := s.refused.check(text); err != nil {
-		return err
-	}
 	fresh, err := parseConnString(text)
 	if err != nil {
 		return err
 	}
+	if err := s.refused.check(&fresh.Config); err != nil {
+		return err
+	}
 	fresh.RuntimeParams["application_name"] = s.options.ApplicationName
-	validate := fresh.ValidateConnect
-	fresh.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-		s.refused.forget()
-		if validate != nil {
-			return validate(ctx, conn)
-		}
+	if fresh.ValidateConnect == nil {
 		// A standby cannot be written; whether a primary wants to be read only by
 		// default does not matter, because transactions say what they are.
-		return pgconn.ValidateConnectTargetSessionAttrsPrimary(ctx, conn)
+		fresh.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
-	s.refused.try(text)
 	*config = *fresh
 	return nil
 }
@@ -179,50 +173,49 @@ func (e *connectionStringError) Unwrap() error { return e.err }
 // moment ago.
 var errRefusedRecently = errors.New("the server refused these credentials a moment ago; they are not tried again yet")
 
-// refusedCredentials remembers the latest connection string that was refused.
+// refusedCredentials remembers what the server refused latest.
 type refusedCredentials struct {
-	mutex   sync.Mutex
-	trying  string
-	refused string
-	until   time.Time
+	mutex       sync.Mutex
+	credentials credentials
+	until       time.Time
 }
 
-func (r *refusedCredentials) check(connString string) error {
+// credentials are who somebody claims to be, and to whom.
+type credentials struct {
+	host, user, password string
+	port                 uint16
+}
+
+func credentialsOf(config *pgconn.Config) credentials {
+	return credentials{host: config.Host, port: config.Port, user: config.User, password: config.Password}
+}
+
+func (r *refusedCredentials) check(config *pgconn.Config) error {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if connString == r.refused && time.Now().Before(r.until) {
+	if credentialsOf(config) == r.credentials && time.Now().Before(r.until) {
 		return errRefusedRecently
 	}
 	return nil
 }
 
-func (r *refusedCredentials) try(connString string) {
+// note looks at why there is no connection.
+func (r *refusedCredentials) note(err error) {
+	var attempt *pgconn.ConnectError
+	var reply *pgconn.PgError
+	if !errors.As(err, &attempt) || !errors.As(err, &reply) || classOf(reply.Code) != classInvalidAuthorization {
+		return
+	}
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	r.trying = connString
-}
-
-// note is called when the server refused to let a connection in.
-func (r *refusedCredentials) note() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.refused, r.until = r.trying, time.Now().Add(refusedBackoff)
-}
-
-func (r *refusedCredentials) forget() {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	r.refused = ""
+	r.credentials, r.until = credentialsOf(attempt.Config), time.Now().Add(refusedBackoff)
 }
 
 // acquire takes a connection from the pool.
 func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		var refusal *pgconn.PgError
-		if errors.As(err, &refusal) && classOf(refusal.Code) == classInvalidAuthorization {
-			s.refused.note()
-		}
+		s.refused.note(err)
 		return nil, &acquireError{err}
 	}
 	return conn, nil

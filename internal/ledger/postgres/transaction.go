@@ -95,10 +95,10 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 	if err != nil {
 		return err
 	}
+	t.readAt = time.Now()
 	if err := t.loadHistories(ctx); err != nil {
 		return err
 	}
-	t.readAt = time.Now()
 	fault.Point("ledger.locked")
 	for _, g := range groups {
 		results, effects := ledger.Run(t.loader.view(g.key), t.loader.clock, t.store.options.Worker, g.requests)
