@@ -19,6 +19,7 @@ var conflictStories = []story{
 	{"a mismatch that heals", mismatchHeals},
 	{"a mismatch and a closing window", mismatchAndWindow},
 	{"a mismatch after waiting", mismatchAfterWaiting},
+	{"a mismatch and then a wait", mismatchThenWaiting},
 }
 
 // wantKept checks that a raise which lost its pointer ended for review and that
@@ -241,4 +242,24 @@ func mismatchAfterWaiting(w *world) {
 	w.wantRaise("second", ledger.RaiseActive, ledger.ReasonNone)
 	w.touchAt(Epoch.Add(time.Hour))
 	w.wantLimit(180)
+}
+
+// Goal: the grace does not run while another raise is in force: what the raise
+// waits for then is its turn.
+func mismatchThenWaiting(w *world) {
+	w.declare(120)
+	w.store(w.raiseFrom("early", 0, time.Hour))
+	w.Clock().Advance(ledger.MismatchGrace / 2)
+	w.store(w.raiseFrom("fits", 0, 10*time.Minute, func(r *ledger.StoreRaise) { r.Grant.NormalLimit = 120 }))
+	w.wantRaise("fits", ledger.RaiseActive, ledger.ReasonNone)
+	w.wantRaise("early", ledger.RaisePending, ledger.ReasonBucketAlreadyRaised)
+	w.Clock().Advance(ledger.MismatchGrace)
+	w.touch()
+	w.wantRaise("early", ledger.RaisePending, ledger.ReasonBucketAlreadyRaised)
+	w.touchAt(Epoch.Add(ledger.MismatchGrace/2 + 10*time.Minute))
+	w.wantRaise("early", ledger.RaisePending, ledger.ReasonLimitMismatch)
+	w.Clock().Advance(ledger.MismatchGrace)
+	w.touch()
+	w.wantRaise("early", ledger.RaiseFailed, ledger.ReasonLimitChanged)
+	w.wantLimit(120)
 }

@@ -11,6 +11,7 @@ var intentStories = []story{
 	{"an intent is stored once", intentIsIdempotent},
 	{"an expiry moves only earlier", expiryMovesOnlyEarlier},
 	{"an active raise is shortened", activeIsShortened},
+	{"an expiry never comes before a start that was left out", expiryNeverBeforeStart},
 	{"an intent needs its bucket", intentNeedsBucket},
 	{"hostile grants", hostileGrants},
 	{"a policy refuses at intent", policyAtIntent},
@@ -134,6 +135,20 @@ func activeIsShortened(w *world) {
 	}
 	w.wantLimit(normalLimit)
 	w.wantIdle(2)
+}
+
+// Goal: a start that was left out is the time of storage, and no expiry comes
+// before it, so that the window never has a negative length.
+func expiryNeverBeforeStart(w *world) {
+	w.declare(normalLimit)
+	request := w.raiseFrom("raise-1", 0, time.Hour, func(r *ledger.StoreRaise) { r.Grant.StartsAt = nil })
+	startsAt := w.store(request).StartsAt
+	w.Clock().Advance(time.Minute)
+	request.Grant.ExpiresAt = startsAt.Add(-time.Hour)
+	if r := w.store(request); !r.ExpiresAt.Equal(startsAt) || r.State != ledger.RaiseRestored {
+		w.Errorf("shortened to before its start %v, the raise is %s and expires at %v", startsAt, r.State, r.ExpiresAt)
+	}
+	w.wantLimit(normalLimit)
 }
 
 // Goal: an intent waits for its bucket, and for the bucket's generation; it is

@@ -11,7 +11,8 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// randomChecks bounds the random test unless -rapid.checks says otherwise. A
+// randomChecks bounds the random test unless -rapid.checks says otherwise; each
+// check costs as much as there were before it, so a few hundred are a lot. A
 // failure prints the seed that repeats it.
 const randomChecks = "30"
 

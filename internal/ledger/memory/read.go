@@ -16,14 +16,7 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 	}
 	started := time.Now()
 	result, steps := s.sweep(request)
-	elapsed := time.Since(started)
-	for range result.Touched {
-		s.observer.ObserveOperation(ledger.OpTouch, "", elapsed)
-	}
-	for _, err := range result.Failed {
-		s.observer.ObserveOperation(ledger.OpTouch, ledger.CodeOf(err), elapsed)
-	}
-	s.observeTransitions(steps, elapsed)
+	s.observeTransitions(steps, time.Since(started))
 	return result, nil
 }
 

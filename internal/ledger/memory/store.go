@@ -22,7 +22,8 @@ type Options struct {
 	Clock func() time.Time
 	// Worker names this process in the audit; "memory" if it is empty.
 	Worker string
-	// Observer is told what the store did; nobody if it is nil.
+	// Observer is told of each step of a raise; nobody if it is nil. Operations are
+	// told by ledger.Ledger.
 	Observer ledger.Observer
 }
 
@@ -89,15 +90,7 @@ func (s *Store) Do(ctx context.Context, requests []ledger.Request) []ledger.Resu
 	} else {
 		steps = s.do(requests, results)
 	}
-	elapsed := time.Since(started)
-	for i, request := range requests {
-		var code ledger.Code
-		if results[i].Err != nil {
-			code = results[i].Err.Code
-		}
-		s.observer.ObserveOperation(request.Operation(), code, elapsed)
-	}
-	s.observeTransitions(steps, elapsed)
+	s.observeTransitions(steps, time.Since(started))
 	return results
 }
 
