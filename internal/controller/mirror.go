@@ -39,8 +39,9 @@ type mirror struct {
 
 // mirrored is a bucket as the mirror last saw it.
 type mirrored struct {
-	revision int64
-	shape    shape
+	revision  int64
+	createdAt time.Time
+	shape     shape
 	// toldAt is when the controllers were last woken.
 	toldAt time.Time
 	// usage: figures have changed since then, or the bucket is absent, in which
@@ -126,11 +127,11 @@ func (m *mirror) pass(ctx context.Context) error {
 	}
 	known := make([]ledger.KnownRevision, 0, len(declarants))
 	for key := range declarants {
-		revision := int64(0)
+		last := ledger.KnownRevision{Key: key}
 		if seen := m.known[key]; seen != nil {
-			revision = seen.revision
+			last.Revision, last.CreatedAt = seen.revision, seen.createdAt
 		}
-		known = append(known, ledger.KnownRevision{Key: key, Revision: revision})
+		known = append(known, last)
 	}
 	for chunk := range slices.Chunk(known, mirrorChunk) {
 		changes, err := m.options.Ledger.Store().Changes(ctx, chunk)
@@ -150,14 +151,16 @@ func (m *mirror) pass(ctx context.Context) error {
 // note compares a bucket with what was seen before, and wakes its objects when
 // more than usage has changed.
 func (m *mirror) note(ctx context.Context, change ledger.Change, objects []client.ObjectKey) error {
-	now, revision := shapeOf(change.Snapshot), int64(0)
+	now := shapeOf(change.Snapshot)
+	var revision int64
+	var createdAt time.Time
 	if change.Snapshot != nil {
-		revision = change.Snapshot.Revision
+		revision, createdAt = change.Snapshot.Revision, change.Snapshot.CreatedAt
 	}
 	seen := m.known[change.Key]
 	if seen != nil && seen.shape == now {
 		seen.usage = seen.usage || !now.present || seen.revision != revision
-		seen.revision = revision
+		seen.revision, seen.createdAt = revision, createdAt
 		return nil
 	}
 	for _, object := range objects {
@@ -166,7 +169,7 @@ func (m *mirror) note(ctx context.Context, change ledger.Change, objects []clien
 			return err
 		}
 	}
-	m.known[change.Key] = &mirrored{revision: revision, shape: now, toldAt: m.clock()}
+	m.known[change.Key] = &mirrored{revision: revision, createdAt: createdAt, shape: now, toldAt: m.clock()}
 	return nil
 }
 

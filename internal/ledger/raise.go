@@ -68,10 +68,13 @@ type Grant struct {
 	// TemporaryLimit is the cap that it sets, above NormalLimit.
 	TemporaryLimit int64
 	// StartsAt is nil for "at once".
-	StartsAt     *time.Time
-	ExpiresAt    time.Time
-	ApprovalID   string
-	Actor        string
+	StartsAt   *time.Time
+	ExpiresAt  time.Time
+	ApprovalID string
+	Actor      string
+	// Purpose is one line for people, "" for none. It is kept, and judged by
+	// nothing.
+	Purpose      string
 	OnBaseChange OnBaseChange
 }
 
@@ -90,6 +93,9 @@ func (g Grant) validate() error {
 		}
 	}
 	if err := optionalIdentifier("actor", g.Actor, MaxActorLength); err != nil {
+		return err
+	}
+	if err := optionalLine("purpose", g.Purpose, MaxPurposeLength); err != nil {
 		return err
 	}
 	if err := counter("normalLimit", g.NormalLimit); err != nil {
@@ -162,6 +168,7 @@ type Raise struct {
 	ExpiresAt    time.Time
 	ApprovalID   string
 	Actor        string
+	Purpose      string
 	GrantHash    string
 	OnBaseChange OnBaseChange
 

@@ -21,8 +21,8 @@ type Store interface {
 	// Sweep touches up to limit due buckets that nobody else has locked.
 	Sweep(ctx context.Context, request SweepRequest) (SweepResult, error)
 
-	// Changes answers the buckets whose revision is not the known one, and those
-	// that are gone, from one query. It performs nothing that is due.
+	// Changes answers the buckets that are not the known ones at the known
+	// revisions, and those that are gone, from one query. It performs nothing that is due.
 	Changes(ctx context.Context, known []KnownRevision) ([]Change, error)
 
 	// Raise finds a raise by its ID or current UID within a cluster, whichever
@@ -62,10 +62,12 @@ type SweepResult struct {
 }
 
 // KnownRevision is a bucket as the caller last saw it; revision 0 asks for the
-// bucket whatever its revision.
+// bucket whatever its revision. Revisions of a key that was deleted and opened
+// again start anew, so CreatedAt tells the two apart.
 type KnownRevision struct {
-	Key      string
-	Revision int64
+	Key       string
+	Revision  int64
+	CreatedAt time.Time
 }
 
 // Change is a bucket that is not as the caller knows it; Snapshot is nil when the

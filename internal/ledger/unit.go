@@ -14,6 +14,8 @@ type unit struct {
 	worker string
 	// trigger is the operation being served.
 	trigger Operation
+	// badClock refuses everything when the store's clock cannot be right.
+	badClock bool
 
 	fx Effects
 	// changed is set by a rule that changed anything during the current request.
@@ -30,6 +32,7 @@ type unit struct {
 }
 
 func newUnit(view *View, clock time.Time, worker string) *unit {
+	badClock := instant("clock", clock) != nil
 	now := Truncate(clock)
 	if view.Bucket != nil {
 		now = later(now, view.Bucket.UpdatedAt)
@@ -38,7 +41,7 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 		view.Approvals = map[ApprovalKey]string{}
 	}
 	return &unit{
-		view: view, now: now, worker: worker, rowExisted: view.Bucket != nil,
+		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
 		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{},
 		newRaises: map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
@@ -49,6 +52,9 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 func (u *unit) serve(request Request) Result {
 	u.trigger = request.Operation()
 	u.changed = false
+	if u.badClock {
+		return Result{Err: Errorf(CodeInvalidClock, "The store's clock is outside the years 1970 to 9999.")}
+	}
 	if err := u.checkState(); err != nil {
 		return Result{Err: err}
 	}

@@ -24,6 +24,7 @@ const (
 	MaxIdentifierLength  = 128 // tenant ID, scoped key ID, approval ID
 	MaxNameLength        = 253 // a Kubernetes object name, namespace or UID
 	MaxActorLength       = 512
+	MaxPurposeLength     = 1024 // 512 characters, each of which may count twice
 	MaxOperationIDLength = 256
 )
 
@@ -91,6 +92,15 @@ func optionalIdentifier(field, value string, maximum int) error {
 		return nil
 	}
 	return identifier(field, value, maximum)
+}
+
+// optionalLine checks text for people: one line, which may be empty.
+func optionalLine(field, value string, maximum int) error {
+	if !utf8.ValidString(value) || utf16Length(value) > maximum || strings.ContainsFunc(value, isControl) {
+		return Errorf(CodeInvalidInput, "%s must be one line of at most %d UTF-16 units without control characters.", field, maximum).
+			WithDetails(map[string]any{"field": field, "maximumLength": int64(maximum)})
+	}
+	return nil
 }
 
 // boundedSecret checks a string that is only ever hashed.

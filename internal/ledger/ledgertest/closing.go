@@ -105,7 +105,7 @@ func deleteKeepsEvidence(w *world) {
 	raise := w.raised(underApproval(approvalID))
 	w.commit(w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 5, LeaseID: "lease-a"}).Lease, 5)
 	w.must(ledger.SetLimit{Key: key, ExpectedLimit: temporaryLimit, Limit: 200, OperationID: "op-1"})
-	known := ledger.KnownRevision{Key: key, Revision: w.stored(key).Revision}
+	known := w.known(key)
 	w.close(ledger.DeletionDelete)
 	changes, err := w.Store().Changes(w.ctx, []ledger.KnownRevision{known})
 	if err != nil || len(changes) != 1 || changes[0].Snapshot != nil {
@@ -119,6 +119,10 @@ func deleteKeepsEvidence(w *world) {
 	s := w.declare(normalLimit)
 	if s.UsedTokens != 0 || s.LeaseRecords != 0 {
 		w.Errorf("the bucket opened anew reads %+v", s)
+	}
+	known.Revision = s.Revision
+	if changes, err := w.Store().Changes(w.ctx, []ledger.KnownRevision{known}); err != nil || len(changes) != 1 {
+		w.Errorf("a bucket opened anew at a known revision is not told as a change: %+v (%v)", changes, err)
 	}
 	if got := w.audit(); len(got) != rows+1 || got[rows].Event != ledger.AuditBucketOpened {
 		w.Errorf("the audit went on as %v", w.eventNames())

@@ -228,10 +228,7 @@ func changesAreTold(w *world) {
 	w.store(w.raiseFrom("planned", time.Hour, 2*time.Hour))
 	w.must(ledger.OpenBucket{Key: "other", Limit: 5})
 	known := func() []ledger.KnownRevision {
-		return []ledger.KnownRevision{
-			{Key: "other", Revision: w.stored("other").Revision},
-			{Key: key, Revision: w.stored(key).Revision},
-		}
+		return []ledger.KnownRevision{w.known("other"), w.known(key)}
 	}
 	read := func(known []ledger.KnownRevision) []ledger.Change {
 		w.Helper()

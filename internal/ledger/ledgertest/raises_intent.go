@@ -29,7 +29,7 @@ func intentFirst(w *world) {
 	g := request.Grant
 	if r.ID != "raise-1" || r.CurrentUID != "raise-1" || r.BucketKey != key || r.Cluster != cluster || r.Namespace != namespace ||
 		r.Name != g.Name || r.TenantID != tenantID || r.ScopedKeyID != scopedKeyID || r.ApprovalID != g.ApprovalID ||
-		r.Actor != requester || r.OnBaseChange != ledger.BaseChangeReview || len(r.GrantHash) != 64 {
+		r.Actor != requester || r.Purpose != g.Purpose || r.OnBaseChange != ledger.BaseChangeReview || len(r.GrantHash) != 64 {
 		w.Errorf("the record names %+v", r)
 	}
 	if r.State != ledger.RaisePending || r.NormalLimit != normalLimit || r.TemporaryLimit != temporaryLimit ||

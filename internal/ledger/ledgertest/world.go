@@ -310,7 +310,7 @@ func (w *world) raiseFrom(uid string, from, to time.Duration, changes ...func(*l
 			UID: uid, Cluster: cluster, Namespace: namespace, Name: uid, TenantID: tenantID, ScopedKeyID: scopedKeyID,
 			NormalLimit: normalLimit, TemporaryLimit: temporaryLimit,
 			StartsAt: &startsAt, ExpiresAt: w.now().Add(to),
-			ApprovalID: "approval-" + uid, Actor: requester, OnBaseChange: ledger.BaseChangeReview,
+			ApprovalID: "approval-" + uid, Actor: requester, Purpose: "a launch", OnBaseChange: ledger.BaseChangeReview,
 		},
 	}
 	for _, change := range changes {
@@ -327,6 +327,13 @@ func to(limit int64) func(*ledger.StoreRaise) {
 
 func underApproval(id string) func(*ledger.StoreRaise) {
 	return func(r *ledger.StoreRaise) { r.Grant.ApprovalID = id }
+}
+
+// known is a bucket as somebody who has just looked at it knows it.
+func (w *world) known(bucket string) ledger.KnownRevision {
+	w.Helper()
+	s := w.stored(bucket)
+	return ledger.KnownRevision{Key: bucket, Revision: s.Revision, CreatedAt: s.CreatedAt}
 }
 
 // store stores the intent of a raise.

@@ -96,7 +96,7 @@ func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]le
 			changes = append(changes, ledger.Change{Key: k.Key})
 			continue
 		}
-		if bucket.Revision != k.Revision {
+		if bucket.Revision != k.Revision || !bucket.CreatedAt.Equal(k.CreatedAt) {
 			snapshot := ledger.NewSnapshot(bucket, s.rows.liveRaises(k.Key))
 			changes = append(changes, ledger.Change{Key: k.Key, Snapshot: &snapshot})
 		}

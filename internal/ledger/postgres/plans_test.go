@@ -77,7 +77,7 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
 		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
 		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
-		{SQL: changedBuckets, Arguments: []any{one, []int64{1}}},
+		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
 		{SQL: updateBuckets, Arguments: bucketArguments([]*ledger.Bucket{bucket})},
 		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), []int64{1})},
 		{SQL: updateRaises, Arguments: raiseArguments([]*ledger.Raise{raise})},

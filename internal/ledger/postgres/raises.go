@@ -11,7 +11,7 @@ import (
 const raiseColumns = `
 	r.bucket_key, r.raise_id, r.cluster, r.namespace, r.name, r.current_uid, r.tenant_id, r.scoped_key_id,
 	r.normal_limit_tokens, r.temporary_limit_tokens, r.applied_limit_tokens, r.restore_to_tokens, r.limit_epoch,
-	r.starts_at, r.expires_at, r.approval_id, r.actor, r.grant_hash, r.on_base_change,
+	r.starts_at, r.expires_at, r.approval_id, r.actor, r.purpose, r.grant_hash, r.on_base_change,
 	r.state, r.reason, r.review_required, r.observed_limit_tokens, r.version,
 	r.stored_at, r.activated_at, r.ended_at, r.mismatch_since, r.observed_at`
 
@@ -19,7 +19,7 @@ func raiseTargets(r *ledger.Raise) []any {
 	return []any{
 		&r.BucketKey, &r.ID, &r.Cluster, &r.Namespace, &r.Name, &r.CurrentUID, &r.TenantID, &r.ScopedKeyID,
 		&r.NormalLimit, &r.TemporaryLimit, &r.AppliedLimit, &r.RestoreTo, &r.Epoch,
-		instant{&r.StartsAt}, instant{&r.ExpiresAt}, &r.ApprovalID, into(&r.Actor), &r.GrantHash, into(&r.OnBaseChange),
+		instant{&r.StartsAt}, instant{&r.ExpiresAt}, &r.ApprovalID, into(&r.Actor), into(&r.Purpose), &r.GrantHash, into(&r.OnBaseChange),
 		into(&r.State), into(&r.Reason), &r.ReviewRequired, &r.ObservedLimit, &r.Version,
 		instant{&r.StoredAt}, optionalInstant{&r.ActivatedAt}, optionalInstant{&r.EndedAt},
 		optionalInstant{&r.MismatchSince}, optionalInstant{&r.ObservedAt},
@@ -100,15 +100,15 @@ const insertRaises = `
 INSERT INTO tokenlease.raises (
 	bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
 	normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
-	starts_at, expires_at, approval_id, actor, grant_hash, on_base_change,
+	starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 	state, reason, review_required, observed_limit_tokens, version,
 	stored_at, activated_at, ended_at, mismatch_since, observed_at)
 SELECT * FROM unnest(
 	$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
 	$9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
-	$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[],
-	$20::text[], $21::text[], $22::boolean[], $23::bigint[], $24::bigint[],
-	$25::timestamptz[], $26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[])`
+	$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
+	$21::text[], $22::text[], $23::boolean[], $24::bigint[], $25::bigint[],
+	$26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[])`
 
 const updateRaises = `
 WITH written AS (
@@ -118,7 +118,7 @@ WITH written AS (
 		normal_limit_tokens = new.normal_limit_tokens, temporary_limit_tokens = new.temporary_limit_tokens,
 		applied_limit_tokens = new.applied_limit_tokens, restore_to_tokens = new.restore_to_tokens,
 		limit_epoch = new.limit_epoch, starts_at = new.starts_at, expires_at = new.expires_at,
-		approval_id = new.approval_id, actor = new.actor, grant_hash = new.grant_hash,
+		approval_id = new.approval_id, actor = new.actor, purpose = new.purpose, grant_hash = new.grant_hash,
 		on_base_change = new.on_base_change, state = new.state, reason = new.reason,
 		review_required = new.review_required, observed_limit_tokens = new.observed_limit_tokens,
 		version = new.version, stored_at = new.stored_at, activated_at = new.activated_at,
@@ -126,12 +126,12 @@ WITH written AS (
 	FROM unnest(
 		$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
 		$9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
-		$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[],
-		$20::text[], $21::text[], $22::boolean[], $23::bigint[], $24::bigint[],
-		$25::timestamptz[], $26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[])
+		$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
+		$21::text[], $22::text[], $23::boolean[], $24::bigint[], $25::bigint[],
+		$26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[])
 		AS new (bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
 			normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
-			starts_at, expires_at, approval_id, actor, grant_hash, on_base_change,
+			starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 			state, reason, review_required, observed_limit_tokens, version,
 			stored_at, activated_at, ended_at, mismatch_since, observed_at)
 	WHERE r.bucket_key = new.bucket_key AND r.raise_id = new.raise_id AND r.version < new.version
@@ -157,6 +157,7 @@ func raiseArguments(raises []*ledger.Raise) []any {
 		column(raises, func(r *ledger.Raise) time.Time { return r.ExpiresAt }),
 		column(raises, func(r *ledger.Raise) string { return r.ApprovalID }),
 		column(raises, func(r *ledger.Raise) *string { return optional(r.Actor) }),
+		column(raises, func(r *ledger.Raise) *string { return optional(r.Purpose) }),
 		column(raises, func(r *ledger.Raise) string { return r.GrantHash }),
 		column(raises, func(r *ledger.Raise) string { return string(r.OnBaseChange) }),
 		column(raises, func(r *ledger.Raise) string { return string(r.State) }),

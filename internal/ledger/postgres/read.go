@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,14 +24,14 @@ const (
 // with its active raise and the number of those that are pending.
 const changedBuckets = `
 SELECT known.bucket_key, coalesce(pending.raises, 0),` + bucketColumns + `,` + raiseColumns + `
-FROM unnest($1::text[], $2::bigint[]) AS known (bucket_key, revision)
+FROM unnest($1::text[], $2::bigint[], $3::timestamptz[]) AS known (bucket_key, revision, created_at)
 LEFT JOIN tokenlease.buckets AS b ON b.bucket_key = known.bucket_key
 LEFT JOIN tokenlease.raises AS r
 	ON r.bucket_key = b.bucket_key AND r.raise_id = b.active_raise_id AND r.state = 'active'
 LEFT JOIN LATERAL (
 	SELECT count(*) AS raises FROM tokenlease.raises AS p
 	WHERE p.bucket_key = b.bucket_key AND p.state = 'pending') AS pending ON true
-WHERE b.revision IS DISTINCT FROM known.revision OR known.revision = 0`
+WHERE b.revision IS DISTINCT FROM known.revision OR b.created_at <> known.created_at OR known.revision = 0`
 
 // scanChange reads a row of changedBuckets; a bucket or a raise that is not there
 // has NULL for its key.
@@ -116,7 +117,8 @@ func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]le
 		part := known[start:min(start+maxKnown, len(known))]
 		found, err := list(ctx, s, changedBuckets, scanChange,
 			column(part, func(k ledger.KnownRevision) string { return k.Key }),
-			column(part, func(k ledger.KnownRevision) int64 { return k.Revision }))
+			column(part, func(k ledger.KnownRevision) int64 { return k.Revision }),
+			column(part, func(k ledger.KnownRevision) time.Time { return k.CreatedAt }))
 		if err != nil {
 			return nil, err
 		}

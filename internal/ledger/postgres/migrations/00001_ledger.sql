@@ -138,6 +138,7 @@ CREATE TABLE tokenlease.raises (
     expires_at             timestamptz NOT NULL,
     approval_id            text COLLATE "C" NOT NULL,
     actor                  text,
+    purpose                text,
     grant_hash             text COLLATE "C" NOT NULL,
     on_base_change         text NOT NULL,
     state                  text COLLATE "C" NOT NULL,
