@@ -1,12 +1,10 @@
 package e2e_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,7 +24,7 @@ import (
 const (
 	systemNamespace = "tokenlease-system"
 	serviceAccount  = "tokenlease-manager"
-	kubectlTimeout  = 2 * time.Minute
+	commandTimeout  = 2 * time.Minute
 )
 
 // cluster is a control plane with the operator's CRDs and roles, as an
@@ -72,29 +70,55 @@ func (c *cluster) installConfig(ctx context.Context) error {
 	return nil
 }
 
-// kubectl runs kubectl as administrator and returns all that it wrote.
-func (c *cluster) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, kubectlTimeout)
-	defer cancel()
-	args = append([]string{"--cache-dir=" + filepath.Join(world.dir, "kubectl-cache")}, args...)
-	cmd := exec.CommandContext(ctx, c.plane.Kubectl(), args...)
-	cmd.Env = append(process.Environment(), "KUBECONFIG="+c.plane.KubeconfigPath())
-	cmd.Stdin = strings.NewReader(stdin)
-	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	cmd.WaitDelay = 10 * time.Second
-	if err := cmd.Run(); err != nil {
-		return output.String(), fmt.Errorf("kubectl %s: %w", strings.Join(args[1:], " "), err)
+// kubectl runs kubectl as administrator and returns all that it wrote. A manifest,
+// if there is one, is what it is told to read.
+func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) (string, error) {
+	dir, err := os.MkdirTemp(world.dir, "kubectl-")
+	if err != nil {
+		return "", err
 	}
-	return output.String(), nil
+	if manifest != "" {
+		file := filepath.Join(dir, "manifest.yaml")
+		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+			return "", err
+		}
+		args = append(args, "--filename="+file)
+	}
+	return runToEnd(ctx, process.Command{
+		Path:    c.plane.Kubectl(),
+		Args:    append([]string{"--cache-dir=" + filepath.Join(world.dir, "kubectl-cache")}, args...),
+		Env:     []string{"KUBECONFIG=" + c.plane.KubeconfigPath()},
+		LogFile: filepath.Join(dir, "output"),
+	})
+}
+
+// runToEnd runs a command that ends by itself, and returns what it wrote. Unlike
+// os/exec it leaves no child behind when the test process is killed.
+func runToEnd(ctx context.Context, command process.Command) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	p, err := process.Start(command)
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		err = errors.Join(ctx.Err(), p.Kill())
+	}
+	output, readErr := os.ReadFile(command.LogFile)
+	if state := p.State(); err == nil && !state.Success() {
+		err = fmt.Errorf("%s: %s", p.Name(), state)
+	}
+	return string(output), errors.Join(err, readErr)
 }
 
 // mustKubectl fails the test when kubectl fails.
-func (c *cluster) mustKubectl(t *testing.T, stdin string, args ...string) string {
+func (c *cluster) mustKubectl(t *testing.T, manifest string, args ...string) string {
 	t.Helper()
-	output, err := c.kubectl(t.Context(), stdin, args...)
+	output, err := c.kubectl(t.Context(), manifest, args...)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, output)
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, output)
 	}
 	return output
 }

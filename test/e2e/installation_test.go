@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -93,9 +92,11 @@ func installOn(t *testing.T, on *cluster, server *postgres.Server) *installation
 // migrate runs "manager migrate" as the database's owner.
 func (in *installation) migrate(t *testing.T) {
 	t.Helper()
-	cmd := exec.CommandContext(call(t), world.manager, "migrate", "--runtime-role="+in.db.role)
-	cmd.Env = append(process.Environment(), "DATABASE_URL="+in.db.ownerURL)
-	if output, err := cmd.CombinedOutput(); err != nil {
+	output, err := runToEnd(t.Context(), process.Command{
+		Path: world.manager, Args: []string{"migrate", "--runtime-role=" + in.db.role},
+		Env: []string{"DATABASE_URL=" + in.db.ownerURL}, LogFile: filepath.Join(in.dir, "migrate.log"),
+	})
+	if err != nil {
 		t.Fatalf("manager migrate: %v\n%s", err, output)
 	}
 }

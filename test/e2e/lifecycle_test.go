@@ -136,7 +136,7 @@ func TestBucketAndLeaseInOneApply(t *testing.T) {
 				}
 				manifest.WriteString("---\n" + in.sample(t, file, fields...))
 			}
-			in.mustKubectl(t, manifest.String(), "apply", "-f", "-")
+			in.mustKubectl(t, manifest.String(), "apply")
 			in.waitLease(t, leaseName, active)
 			in.waitBucket(t, isTrue(v1alpha1.ConditionReady), isTrue(v1alpha1.ConditionRaised))
 		})
@@ -152,7 +152,7 @@ func TestWindowInThePast(t *testing.T) {
 	m := in.start(t, "manager-a", managerOptions{})
 	in.create(t, in.bucket())
 	in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml",
-		"startsAt", "2024-11-30T18:00:00Z", "expiresAt", "2024-11-30T18:30:00Z"), "apply", "-f", "-")
+		"startsAt", "2024-11-30T18:00:00Z", "expiresAt", "2024-11-30T18:30:00Z"), "apply")
 	in.waitConditions(t, "temporarylimitlease/"+leaseName, "Ended")
 	lease := in.waitLease(t, leaseName, []want{
 		isFalse(v1alpha1.ConditionReady), isTrue(v1alpha1.ConditionStalled).because(v1alpha1.ReasonWindowMissed),

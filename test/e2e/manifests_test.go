@@ -29,7 +29,7 @@ func TestBadManifests(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			output, err := in.kubectl(t.Context(), in.sample(t, c.file, c.fields...), "apply", "-f", "-")
+			output, err := in.kubectl(t.Context(), in.sample(t, c.file, c.fields...), "apply")
 			if err == nil {
 				t.Fatalf("accepted: %s", output)
 			}
@@ -43,7 +43,7 @@ func TestBadManifests(t *testing.T) {
 
 	t.Run("a changed grant", func(t *testing.T) {
 		t.Parallel()
-		in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml", "startsAt", startsAt, "expiresAt", expiresAt), "apply", "-f", "-")
+		in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml", "startsAt", startsAt, "expiresAt", expiresAt), "apply")
 		for _, c := range []struct {
 			fields []string
 			want   string
@@ -52,7 +52,7 @@ func TestBadManifests(t *testing.T) {
 			{[]string{"startsAt", startsAt, "expiresAt", expiresAt, "temporaryLimit", "310000"}, "temporaryLimit is immutable: create another"},
 			{[]string{"startsAt", startsAt, "expiresAt", expiresAt, "approvalID", "CHG-2"}, "approvalID is immutable: create another"},
 		} {
-			output, err := in.kubectl(t.Context(), in.sample(t, "temporarylimitlease.yaml", c.fields...), "apply", "-f", "-")
+			output, err := in.kubectl(t.Context(), in.sample(t, "temporarylimitlease.yaml", c.fields...), "apply")
 			if err == nil || !strings.Contains(output, c.want) {
 				t.Errorf("%v: %v %s, want a refusal with %q", c.fields, err, output, c.want)
 			}

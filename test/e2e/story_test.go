@@ -26,7 +26,7 @@ func TestSeedStory(t *testing.T) {
 	m := in.start(t, "manager-a", managerOptions{})
 
 	stage(t, "declare the budget")
-	in.mustKubectl(t, in.sample(t, "tokenbucket.yaml"), "apply", "-f", "-")
+	in.mustKubectl(t, in.sample(t, "tokenbucket.yaml"), "apply")
 	in.waitConditions(t, "tokenbucket/"+bucketName, "Ready")
 	first := in.mustReserve(t, "before-1", 50_000)
 	in.mustCommit(t, first, 40_000)
@@ -40,7 +40,7 @@ func TestSeedStory(t *testing.T) {
 	startsAt, expiresAt := in.after(t, 6*time.Second), in.after(t, 30*time.Second)
 	watched := watchLimit(t, in.db, key)
 	in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml",
-		"startsAt", startsAt.Format(time.RFC3339), "expiresAt", expiresAt.Format(time.RFC3339)), "apply", "-f", "-")
+		"startsAt", startsAt.Format(time.RFC3339), "expiresAt", expiresAt.Format(time.RFC3339)), "apply")
 	in.waitConditions(t, "temporarylimitlease/"+leaseName, "Ready")
 
 	stage(t, "raised")
