@@ -26,7 +26,8 @@ const (
 // orphans looks for live raises whose lease is gone without having ended them: its
 // finalizer was removed by hand, or its cluster was restored from a backup.
 type orphans struct {
-	cache   cache.Cache
+	synced  func(context.Context) bool
+	cached  client.Reader
 	api     client.Reader
 	options Options
 	// suspects are raises whose lease was missing at the last look.
@@ -34,7 +35,7 @@ type orphans struct {
 }
 
 func newOrphans(c cache.Cache, api client.Reader, o Options) *orphans {
-	return &orphans{cache: c, api: api, options: o, suspects: map[string]bool{}}
+	return &orphans{synced: c.WaitForCacheSync, cached: c, api: api, options: o, suspects: map[string]bool{}}
 }
 
 // NeedLeaderElection makes the manager run the search on the leader alone.
@@ -42,7 +43,7 @@ func (s *orphans) NeedLeaderElection() bool { return true }
 
 // Start runs until the context ends.
 func (s *orphans) Start(ctx context.Context) error {
-	if !s.cache.WaitForCacheSync(ctx) {
+	if !s.synced(ctx) {
 		return nil
 	}
 	for {
@@ -116,7 +117,7 @@ func (s *orphans) judge(ctx context.Context, raise *ledger.Raise, missing map[st
 func (s *orphans) gone(ctx context.Context, raise *ledger.Raise) (bool, error) {
 	key := client.ObjectKey{Namespace: raise.Namespace, Name: raise.Name}
 	lease := &v1alpha1.TemporaryLimitLease{}
-	if err := s.cache.Get(ctx, key, lease); err == nil && string(lease.UID) == raise.CurrentUID {
+	if err := s.cached.Get(ctx, key, lease); err == nil && string(lease.UID) == raise.CurrentUID {
 		return false, nil
 	}
 	switch err := s.api.Get(ctx, key, lease); {
