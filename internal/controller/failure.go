@@ -16,14 +16,11 @@ type failure struct {
 	stalled bool
 	// unknown: the ledger did not answer, so what it holds is not known.
 	unknown bool
-	// after is when to look again; 0 leaves it to the queue's back-off, with err.
+	// after is when to look again; 0 leaves it to the queue's back-off on err, which
+	// is set then.
 	after time.Duration
 	err   error
 }
-
-func (f *failure) Error() string { return f.reason + ": " + f.message }
-
-func (f *failure) Unwrap() error { return f.err }
 
 // failureOf says what an error of the ledger means for the object that it was
 // asked for. It is the only place that does.

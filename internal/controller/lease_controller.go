@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -39,12 +38,17 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 	if err := r.departed(ctx, request.NamespacedName, string(lease.UID)); err != nil || lease.UID == "" {
 		return ctrl.Result{}, err
 	}
-	in, err := r.gather(ctx, lease)
-	if err != nil {
-		if ctx.Err() != nil {
-			return ctrl.Result{}, ctx.Err()
-		}
-		return r.reportFailure(ctx, lease, err)
+	in, failed, err := r.gather(ctx, lease)
+	switch {
+	case ctx.Err() != nil:
+		return ctrl.Result{}, ctx.Err()
+	case err != nil:
+		return ctrl.Result{}, err
+	case failed != nil && isSettled(lease):
+		// No outage makes a lease that is over less so.
+		return ctrl.Result{}, failed.err
+	case failed != nil:
+		return r.report(ctx, lease, nil, failed)
 	}
 	plan := decideLease(in)
 	if plan.store != nil {
@@ -75,12 +79,12 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 	}
 	record, err := r.record(ctx, uid)
 	if err != nil {
-		return failureOf(err)
+		return err
 	}
 	if record != nil && !record.State.Ended() && record.CurrentUID == uid {
 		plan := leasePlan{revoke: &ledger.RevokeRaise{Key: record.BucketKey, UID: uid, Actor: actorUnknown}}
 		if _, failed := r.act(ctx, leaseInput{}, plan); failed != nil {
-			return failed
+			return failed.err
 		}
 	}
 	r.standing.forget(key)
@@ -89,11 +93,11 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 
 // gather reads the ledger's record first: with it, a raise that is over needs no
 // bucket.
-func (r *leaseReconciler) gather(ctx context.Context, lease *v1alpha1.TemporaryLimitLease) (leaseInput, error) {
+func (r *leaseReconciler) gather(ctx context.Context, lease *v1alpha1.TemporaryLimitLease) (leaseInput, *failure, error) {
 	in := leaseInput{lease: lease, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
 	record, err := r.record(ctx, string(lease.UID))
 	if err != nil {
-		return in, failureOf(err)
+		return in, failureOf(err), nil
 	}
 	in.record = record
 	bucket := &v1alpha1.TokenBucket{}
@@ -101,7 +105,7 @@ func (r *leaseReconciler) gather(ctx context.Context, lease *v1alpha1.TemporaryL
 	if err == nil {
 		in.bucket = bucket
 	}
-	return in, client.IgnoreNotFound(err)
+	return in, nil, client.IgnoreNotFound(err)
 }
 
 func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise, error) {
@@ -137,16 +141,6 @@ func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan
 	return record, nil
 }
 
-// reportFailure is for a pass that could not even gather. A lease that is over
-// stays as it is: no outage makes it less so.
-func (r *leaseReconciler) reportFailure(ctx context.Context, lease *v1alpha1.TemporaryLimitLease, err error) (ctrl.Result, error) {
-	var failed *failure
-	if !errors.As(err, &failed) || isSettled(lease) {
-		return ctrl.Result{}, err
-	}
-	return r.report(ctx, lease, nil, failed)
-}
-
 // report writes what was found, then lets an object go whose raise is over.
 func (r *leaseReconciler) report(ctx context.Context, lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, failed *failure) (ctrl.Result, error) {
 	now := r.clock()
@@ -166,7 +160,7 @@ func (r *leaseReconciler) report(ctx context.Context, lease *v1alpha1.TemporaryL
 	}
 	switch {
 	case failed != nil && failed.after == 0:
-		return ctrl.Result{}, failed
+		return ctrl.Result{}, failed.err
 	case failed != nil:
 		return ctrl.Result{RequeueAfter: failed.after}, nil
 	default:

@@ -68,10 +68,10 @@ func showRecord(status *v1alpha1.TemporaryLimitLeaseStatus, r *ledger.Raise) {
 	}
 	status.RestoredAt = micro(r.EndedAt)
 	status.Operations.Restore = r.RestoreOperation()
-	switch r.Reason {
-	case ledger.ReasonRevoked:
+	if r.Reason == ledger.ReasonRevoked {
 		status.Operations.Restore = r.RevokeOperation()
-	case ledger.ReasonExpired:
+	}
+	if r.Reason == ledger.ReasonExpired {
 		status.RestoreLagMilliseconds = ptr.To(max(0, r.EndedAt.Sub(r.ExpiresAt).Milliseconds()))
 	}
 }

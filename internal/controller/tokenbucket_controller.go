@@ -129,7 +129,7 @@ func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, 
 func (r *bucketReconciler) nextLook(found bucketFinding) (ctrl.Result, error) {
 	switch {
 	case found.failure != nil && found.failure.after == 0:
-		return ctrl.Result{}, found.failure
+		return ctrl.Result{}, found.failure.err
 	case found.failure != nil:
 		return ctrl.Result{RequeueAfter: found.failure.after}, nil
 	case found.closing != nil:

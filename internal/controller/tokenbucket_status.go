@@ -2,6 +2,7 @@ package controller
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -48,7 +49,10 @@ func showFigures(status *v1alpha1.TokenBucketStatus, s *ledger.Snapshot) {
 	status.AvailableTokens = ptr.To(s.AvailableTokens)
 	status.OverLimitTokens = ptr.To(s.OverLimitTokens)
 	status.UsedPercent = percent(s.UsedTokens, s.Limit)
-	status.PendingRaises = ptr.To(int32(min(s.PendingRaises, 1<<31-1)))
+	status.PendingRaises = ptr.To(int32(math.MaxInt32))
+	if s.PendingRaises >= 0 && s.PendingRaises < math.MaxInt32 {
+		status.PendingRaises = ptr.To(int32(s.PendingRaises))
+	}
 	status.ActiveRaise = nil
 	if r := s.ActiveRaise; r != nil {
 		status.ActiveRaise = &v1alpha1.ActiveRaise{
