@@ -124,7 +124,7 @@ func runControllersOnce(ctx context.Context, restConfig *rest.Config, o runOptio
 			return err
 		}
 	}
-	if err := controller.SetupWithManager(mgr, options); err != nil {
+	if err := controller.SetupWithManager(mgr, options); err != nil { //nolint:contextcheck // what it registers gets its context from Start
 		return fmt.Errorf("set the controllers up: %w", err)
 	}
 	go func() {

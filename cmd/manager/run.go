@@ -137,7 +137,7 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	o.ledger.ConnString = o.database.connString
 	o.ledger.Worker = o.worker
 	o.ledger.Observer = metrics
-	store, err := postgres.Open(o.ledger)
+	store, err := postgres.Open(o.ledger) //nolint:contextcheck // it opens nothing yet; the pool outlives any context
 	if err != nil {
 		return fmt.Errorf("open the ledger: %w", err)
 	}

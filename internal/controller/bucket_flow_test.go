@@ -189,7 +189,7 @@ func TestSpecIsNeverWritten(t *testing.T) {
 		var managers []string
 		for _, entry := range object.GetManagedFields() {
 			managers = append(managers, entry.Manager+"/"+entry.Subresource)
-			if fields := string(entry.FieldsV1.Raw); entry.Manager == v1alpha1.FieldManager && strings.Contains(fields, "f:spec") {
+			if fields := entry.FieldsV1.GetRawString(); entry.Manager == v1alpha1.FieldManager && strings.Contains(fields, "f:spec") {
 				t.Errorf("the operator owns fields of the spec: %s", fields)
 			}
 		}

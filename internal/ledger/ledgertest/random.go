@@ -35,7 +35,7 @@ func testRandomOperations(t *testing.T, newHarness NewHarness) {
 	histories := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		histories++
-		h := newHistory(worldOn(rt, t.Context(), harness), histories)
+		h := newHistory(worldOn(t.Context(), rt, harness), histories)
 		rt.Repeat(map[string]func(*rapid.T){
 			"":             func(*rapid.T) { h.check() },
 			"wait":         h.wait,

@@ -50,10 +50,10 @@ type world struct {
 
 func newWorld(t *testing.T, newHarness NewHarness) *world {
 	t.Helper()
-	return worldOn(t, t.Context(), newHarness(t))
+	return worldOn(t.Context(), t, newHarness(t))
 }
 
-func worldOn(t tester, ctx context.Context, harness Harness) *world {
+func worldOn(ctx context.Context, t tester, harness Harness) *world {
 	return &world{
 		tester: t, Harness: harness, ctx: ctx, ledger: ledger.New(harness.Store(), nil),
 		owner: ledger.Owner{
@@ -165,12 +165,6 @@ func (w *world) stored(bucket string) *ledger.Snapshot {
 		w.Fatalf("bucket %q does not exist", bucket)
 	}
 	return snapshot
-}
-
-// inspect is the bucket after what is due has been performed.
-func (w *world) inspect() *ledger.Snapshot {
-	w.Helper()
-	return w.must(ledger.Inspect{Key: key}).Snapshot
 }
 
 // touch performs what is due on the bucket.

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
@@ -101,7 +102,7 @@ func Open(options Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = int32(options.MaxConnections)
+	config.MaxConns = int32(min(max(options.MaxConnections, 1), math.MaxInt32))
 	config.MaxConnLifetime = connectionLifetime
 	config.MaxConnLifetimeJitter = connectionLifetime / 5
 	config.PingTimeout = pingTimeout
