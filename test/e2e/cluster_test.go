@@ -73,7 +73,7 @@ func (c *cluster) installConfig(ctx context.Context) error {
 // kubectl runs kubectl as administrator and returns all that it wrote. A manifest,
 // if there is one, is what it is told to read.
 func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) (string, error) {
-	dir, err := os.MkdirTemp(world.dir, "kubectl-")
+	dir, err := newDir("kubectl")
 	if err != nil {
 		return "", err
 	}

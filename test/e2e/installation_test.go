@@ -69,7 +69,7 @@ func installOn(t *testing.T, on *cluster, server *postgres.Server) *installation
 	in := &installation{cluster: on, db: newDatabase(t, server), namespace: on.newNamespace(t)}
 	in.clusterID = "cluster-of-" + in.namespace
 	var err error
-	if in.dir, err = os.MkdirTemp(world.dir, in.namespace+"-"); err != nil {
+	if in.dir, err = newDir(in.namespace); err != nil {
 		t.Fatal(err)
 	}
 	in.writeDatabaseURL(t, in.db.runtimeURL)

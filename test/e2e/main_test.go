@@ -103,6 +103,10 @@ func startWorld(ctx context.Context) (err error) {
 	)
 }
 
+// newDir makes a directory that goes with the others, however the tests end: if
+// not at their end, then when the next ones start.
+func newDir(purpose string) (string, error) { return os.MkdirTemp(world.dir, purpose+"-") }
+
 func buildManager(ctx context.Context, name string, tags ...string) (string, error) {
 	dir := filepath.Join(world.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {

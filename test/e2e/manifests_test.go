@@ -25,7 +25,7 @@ func TestBadManifests(t *testing.T) {
 		{"an expiry before the start", "temporarylimitlease.yaml", []string{"startsAt", expiresAt, "expiresAt", startsAt}, []string{"spec.expiresAt", "must be after startsAt"}},
 		{"an expiry without offset", "temporarylimitlease.yaml", []string{"expiresAt", `"2030-01-01T11:00:00"`}, []string{"spec.expiresAt"}},
 		{"no approval", "temporarylimitlease.yaml", []string{"approvalID", `""`}, []string{"spec.approvalID"}},
-		{"a field that there is not", "temporarylimitlease.yaml", []string{"purpose", "x\n  untill: 2030"}, []string{`unknown field "spec.untill"`}},
+		{"a field that there is not", "temporarylimitlease.yaml", []string{"purpose", "x\n  until: 2030"}, []string{`unknown field "spec.until"`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
