@@ -10,19 +10,23 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
+// permanentChange is a way to change the limit of a raised bucket for good.
+type permanentChange struct {
+	name   string
+	change func(t *testing.T, in *installation)
+	limit  int64
+	// declared says that the change is the bucket's own wish.
+	declared bool
+}
+
 // Goal: a permanent change that is made while a raise is active stays, whoever
 // makes it: the restore never overwrites it, the raise ends and asks for review.
 // Method: change the limit to 180,000 by each way there is, let the expiry of the
 // raise pass, and make the ledger look at the bucket again.
 func TestPermanentChangeDuringTheRaise(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		change func(t *testing.T, in *installation)
-		limit  int64
-		// declared says that the change is the bucket's own wish.
-		declared bool
-	}{
+	const update = "UPDATE tokenlease.buckets SET limit_tokens = $1 WHERE bucket_key = $2"
+	for _, c := range []permanentChange{
 		{"by the spec", func(t *testing.T, in *installation) {
 			in.patch(t, in.bucket(), `{"spec": {"limit": %d}}`, permanent)
 		}, permanent, true},
@@ -35,55 +39,64 @@ func TestPermanentChangeDuringTheRaise(t *testing.T) {
 			}
 		}, permanent, false},
 		{"by SQL", func(t *testing.T, in *installation) {
-			in.db.exec(t, "UPDATE tokenlease.buckets SET limit_tokens = $1 WHERE bucket_key = $2", permanent, in.key(bucketName))
+			in.db.exec(t, update, permanent, in.key(bucketName))
 		}, permanent, false},
 		{"by SQL, to the same figure", func(t *testing.T, in *installation) {
-			in.db.exec(t, "UPDATE tokenlease.buckets SET limit_tokens = $1 WHERE bucket_key = $2", temporary, in.key(bucketName))
+			in.db.exec(t, update, temporary, in.key(bucketName))
 		}, temporary, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			in := install(t)
-			m := in.start(t, "manager-a", managerOptions{})
-			expiresAt := in.after(t, 20*time.Second)
-			in.raised(t, until(expiresAt))
-
-			c.change(t, in)
-			in.db.waitLimit(t, in.key(bucketName), c.limit)
-			lease := in.waitLease(t, leaseName, underReview)
-			if lease.Status.State != v1alpha1.RaiseStateFailed {
-				t.Errorf("state %s, want Failed", lease.Status.State)
-			}
-			in.checkInSync(t, c.declared)
-
-			in.db.waitPast(t, expiresAt)
-			snapshot, err := in.db.ledger.Inspect(call(t), in.key(bucketName))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if snapshot.Limit != c.limit || snapshot.ActiveRaise != nil {
-				t.Errorf("after the expiry the limit is %d under %v, want %d and no raise", snapshot.Limit, snapshot.ActiveRaise, c.limit)
-			}
-			if got := in.db.limit(t, in.key(bucketName)); got != c.limit {
-				t.Errorf("after the expiry L is %d, want %d", got, c.limit)
-			}
-			in.waitLease(t, leaseName, underReview)
-			in.waitNoFinalizer(t, leaseName)
-			in.checkInSync(t, c.declared)
-			failed := in.db.one(t, in.key(bucketName), "RaiseFailed")
-			if failed.text("outcome") != "kept" || failed.text("reason") != "LimitChanged" {
-				t.Errorf("audited as %s/%s, want kept/LimitChanged", failed.text("outcome"), failed.text("reason"))
-			}
-			if events := in.db.events(t, in.key(bucketName)); strings.Contains(strings.Join(events, " "), "RaiseRestored") {
-				t.Errorf("restored: %v", events)
-			}
-			m.wantMetrics(t, map[string]float64{
-				`budget_lease_transitions_total{outcome="applied",transition="restore"}`: 0,
-				`budget_lease_restore_lag_seconds_count`:                                 0,
-			})
-			in.wantEvents(t, v1alpha1.EventReviewRequired)
+			c.check(t)
 		})
 	}
+}
+
+func (c permanentChange) check(t *testing.T) {
+	in := install(t)
+	key := in.key(bucketName)
+	m := in.start(t, "manager-a", managerOptions{})
+	expiresAt := in.after(t, 20*time.Second)
+	in.raised(t, until(expiresAt))
+
+	c.change(t, in)
+	in.db.waitLimit(t, key, c.limit)
+	if lease := in.waitLease(t, leaseName, underReview); lease.Status.State != v1alpha1.RaiseStateFailed {
+		t.Errorf("state %s, want Failed", lease.Status.State)
+	}
+	in.checkInSync(t, c.declared)
+
+	in.db.waitPast(t, expiresAt)
+	snapshot, err := in.db.ledger.Inspect(call(t), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if snapshot.Limit != c.limit || snapshot.ActiveRaise != nil {
+		t.Errorf("after the expiry the limit is %d under %v, want %d and no raise", snapshot.Limit, snapshot.ActiveRaise, c.limit)
+	}
+	if got := in.db.limit(t, key); got != c.limit {
+		t.Errorf("after the expiry L is %d, want %d", got, c.limit)
+	}
+	in.waitLease(t, leaseName, underReview)
+	in.waitNoFinalizer(t, leaseName)
+	in.checkInSync(t, c.declared)
+	failed := in.db.one(t, key, "RaiseFailed")
+	if failed.text("outcome") != "kept" || failed.text("reason") != "LimitChanged" {
+		t.Errorf("audited as %s/%s, want kept/LimitChanged", failed.text("outcome"), failed.text("reason"))
+	}
+	if events := in.db.events(t, key); strings.Contains(strings.Join(events, " "), "RaiseRestored") {
+		t.Errorf("restored: %v", events)
+	}
+	conflicts := 0.0 // those that another process met are in that one's metrics
+	if failed.text("worker") == m.worker {
+		conflicts = 1
+	}
+	m.wantMetrics(t, map[string]float64{
+		`budget_lease_transitions_total{outcome="applied",transition="restore"}`: 0,
+		`budget_lease_restore_lag_seconds_count`:                                 0,
+		`budget_lease_limit_conflicts_total{reason="LimitChanged"}`:              conflicts,
+	})
+	in.wantEvents(t, v1alpha1.EventReviewRequired)
 }
 
 // checkInSync waits until the bucket shows whether the limit is the declared one.

@@ -75,16 +75,7 @@ func TestSeedStory(t *testing.T) {
 	in.db.counters(t, key)
 	checkStatus(t, in, lease)
 	checkEvidence(t, in, lease, startsAt, expiresAt)
-	m.wantMetrics(t, map[string]float64{
-		`budget_lease_restore_lag_seconds_count`:                                                 1,
-		`budget_lease_active_past_expiry`:                                                        0,
-		`budget_lease_limit_conflicts_total{reason="LimitChanged"}`:                              0,
-		`budget_lease_transitions_total{outcome="applied",transition="activate"}`:                1,
-		`budget_lease_transitions_total{outcome="applied",transition="restore"}`:                 1,
-		`budget_lease_transitions_total{outcome="applied",transition="revoke"}`:                  0,
-		`tokenlease_ledger_writable`:                                                             1,
-		`tokenlease_ledger_operation_duration_seconds_bucket{operation="store_raise",le="+Inf"}`: m.scrape(t)[`tokenlease_ledger_operations_total{code="ok",operation="store_raise"}`],
-	})
+	checkMetrics(t, m)
 	in.wantEvents(t, v1alpha1.EventBucketOpened, v1alpha1.EventRaiseStored, v1alpha1.EventRaiseActivated, v1alpha1.EventRaiseRestored)
 	m.terminate(t)
 }
@@ -269,6 +260,31 @@ func checkEvidence(t *testing.T, in *installation, lease *v1alpha1.TemporaryLimi
 		}
 		if at := r.instant(t, "recorded_at"); at.Before(c.due) {
 			t.Errorf("%s: done at %s, before it was due at %s", c.event, at, c.due)
+		}
+	}
+}
+
+// checkMetrics looks for each name that dashboards and alerts rest on.
+func checkMetrics(t *testing.T, m *manager) {
+	t.Helper()
+	m.wantMetrics(t, map[string]float64{
+		`budget_lease_restore_lag_seconds_count`:                                  1,
+		`budget_lease_active_past_expiry`:                                         0,
+		`budget_lease_limit_conflicts_total{reason="LimitChanged"}`:               0,
+		`budget_lease_transitions_total{outcome="applied",transition="activate"}`: 1,
+		`budget_lease_transitions_total{outcome="applied",transition="restore"}`:  1,
+		`budget_lease_transitions_total{outcome="applied",transition="revoke"}`:   0,
+		`tokenlease_ledger_writable`:                                              1,
+	})
+	got := m.scrape(t)
+	for _, operation := range []string{"apply_declared", "store_raise"} {
+		for _, series := range []string{
+			`tokenlease_ledger_operations_total{code="ok",operation="` + operation + `"}`,
+			`tokenlease_ledger_operation_duration_seconds_count{operation="` + operation + `"}`,
+		} {
+			if got[series] < 1 {
+				t.Errorf("%s is %v, want at least 1", series, got[series])
+			}
 		}
 	}
 }
