@@ -74,10 +74,12 @@ LIMIT $2::bigint
 FOR UPDATE SKIP LOCKED`
 
 // nextDue answers how long, in milliseconds, until the next transition of a
-// bucket that is not set aside. A day is as good as any longer time.
+// bucket that is not set aside; 0 when it is due. A day is as good as any longer
+// time. Another hand may have written -infinity, which cannot be subtracted from.
 const nextDue = `
-SELECT (extract(epoch FROM least(b.next_transition_at - tokenlease.ledger_now(), interval '1 day')) * 1000)::bigint
-FROM tokenlease.buckets AS b
+SELECT (extract(epoch FROM
+	least(greatest(b.next_transition_at, clock.now) - clock.now, interval '1 day')) * 1000)::bigint
+FROM tokenlease.buckets AS b CROSS JOIN (SELECT tokenlease.ledger_now() AS now) AS clock
 WHERE b.next_transition_at < 'infinity'
   AND b.bucket_key <> ALL ($1::text[])
 ORDER BY b.next_transition_at
@@ -114,8 +116,9 @@ WITH written AS (
 SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'buckets inserted')`
 
 // updateBuckets writes rows without naming the limit, which would make the
-// database take it for another hand's. A row that would be due already is not
-// written: it was decided too long ago, and is decided again.
+// database take it for another hand's. A row that became due after the clock was
+// read ($30), or that would be due as it is written, was decided too long ago: it
+// is not written, and is decided again.
 const updateBuckets = `
 WITH written AS (
 	UPDATE tokenlease.buckets AS b SET
@@ -148,12 +151,14 @@ WITH written AS (
 			next_transition_at, closed_at, created_at, updated_at)
 	WHERE b.bucket_key = new.bucket_key
 	  AND b.limit_epoch = new.limit_epoch
+	  AND (b.next_transition_at <= greatest(b.updated_at, $30::timestamptz)
+		OR b.next_transition_at > tokenlease.ledger_now())
 	  AND new.next_transition_at > tokenlease.ledger_now()
 	RETURNING 1)
 SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'buckets updated')`
 
 // updateBucketLimits is updateBuckets for those whose limit the ledger writes,
-// and the only statement that names the limit.
+// and the only statement that names the limit. The clock is $31.
 const updateBucketLimits = `
 WITH written AS (
 	UPDATE tokenlease.buckets AS b SET
@@ -187,12 +192,20 @@ WITH written AS (
 			next_transition_at, closed_at, created_at, updated_at, limit_tokens)
 	WHERE b.bucket_key = new.bucket_key
 	  AND b.limit_epoch < new.limit_epoch
+	  AND (b.next_transition_at <= greatest(b.updated_at, $31::timestamptz)
+		OR b.next_transition_at > tokenlease.ledger_now())
 	  AND new.next_transition_at > tokenlease.ledger_now()
 	RETURNING 1)
 SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'bucket limits written')`
 
+// deleteBuckets holds to the same condition as updateBuckets, with the clock in $2.
 const deleteBuckets = `
-WITH gone AS (DELETE FROM tokenlease.buckets WHERE bucket_key = ANY ($1::text[]) RETURNING 1)
+WITH gone AS (
+	DELETE FROM tokenlease.buckets AS b
+	WHERE b.bucket_key = ANY ($1::text[])
+	  AND (b.next_transition_at <= greatest(b.updated_at, $2::timestamptz)
+		OR b.next_transition_at > tokenlease.ledger_now())
+	RETURNING 1)
 SELECT tokenlease.require((SELECT count(*) FROM gone), cardinality($1::text[]), 'buckets deleted')`
 
 // bucketArguments are the columns of updateBuckets; the limit is not among them.
@@ -266,18 +279,19 @@ func (w *bucketWrites) add(view *ledger.View, effects *ledger.Effects) {
 	}
 }
 
-func (w *bucketWrites) queue(batch *pgx.Batch) {
+// queue takes the clock at which the writes were decided.
+func (w *bucketWrites) queue(batch *pgx.Batch, clock time.Time) {
 	if len(w.delete) > 0 {
-		batch.Queue(deleteBuckets, w.delete)
+		batch.Queue(deleteBuckets, w.delete, clock)
 	}
 	if len(w.insert) > 0 {
 		batch.Queue(insertBuckets, append(bucketArguments(w.insert), bucketLimits(w.insert))...)
 	}
 	if len(w.update) > 0 {
-		batch.Queue(updateBuckets, bucketArguments(w.update)...)
+		batch.Queue(updateBuckets, append(bucketArguments(w.update), clock)...)
 	}
 	if len(w.updateLimit) > 0 {
-		batch.Queue(updateBucketLimits, append(bucketArguments(w.updateLimit), bucketLimits(w.updateLimit))...)
+		batch.Queue(updateBucketLimits, append(bucketArguments(w.updateLimit), bucketLimits(w.updateLimit), clock)...)
 	}
 }
 

@@ -95,7 +95,7 @@ func (v settings) warnings() []string {
 func (s *Store) Writable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
-	_, err := s.attempt(ctx, readAttempts, false, func() error { return s.commitNothing(ctx) })
+	_, err := s.attempt(ctx, readAttempts, false, func(bool) error { return s.commitNothing(ctx) })
 	if err != nil {
 		return domainError(err)
 	}
@@ -115,19 +115,20 @@ func (s *Store) Writable(ctx context.Context) error {
 }
 
 func (s *Store) commitNothing(ctx context.Context) error {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
 	defer cancel()
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return s.failed(err, false)
+		return s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn()}
+	t := &transaction{store: s, conn: conn.Conn(), terms: terms{lockTimeout: s.options.LockTimeout}}
 	batch := &pgx.Batch{}
 	t.queueBegin(batch)
 	batch.Queue(assignTransactionID)
 	batch.Queue(commitTransaction)
 	if err := t.send(ctx, batch); err != nil {
-		failure := s.failed(err, false)
+		failure := s.failed(caller, err, false)
 		t.rollBack(ctx, conn)
 		return failure
 	}

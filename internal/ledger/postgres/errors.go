@@ -76,11 +76,13 @@ func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
 // failed judges an error of a transaction. committing says whether COMMIT may
-// have reached the server.
-func (s *Store) failed(err error, committing bool) *failure {
+// have reached the server; caller is the context of whoever waits for it.
+func (s *Store) failed(caller context.Context, err error, committing bool) *failure {
 	f := &failure{certainty: judge(err, committing), err: err}
 	if f.certainty == disconnected || f.certainty == ambiguous {
-		if !errors.Is(err, context.Canceled) && sqlState(err) != codeIdleTransaction {
+		// A caller who gives up says nothing about the server, and must not cost the
+		// others their connections.
+		if caller.Err() == nil && sqlState(err) != codeIdleTransaction {
 			// The server went away or was demoted: its other connections are of no
 			// use either, and each would cost an attempt.
 			s.pool.Reset()

@@ -78,8 +78,8 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
 		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
 		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
-		{SQL: updateBuckets, Arguments: bucketArguments([]*ledger.Bucket{bucket})},
-		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), []int64{1})},
+		{SQL: updateBuckets, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
+		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), []int64{1}, now)},
 		{SQL: updateRaises, Arguments: raiseArguments([]*ledger.Raise{raise})},
 	}
 	statements = append(statements, batch.QueuedQueries...)

@@ -75,7 +75,7 @@ func list[T any](ctx context.Context, s *Store, query string, scan func(pgx.Coll
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	var found []T
-	_, err := s.attempt(ctx, readAttempts, false, func() error {
+	_, err := s.attempt(ctx, readAttempts, false, func(bool) error {
 		found = nil
 		return s.readOnce(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			rows, err := conn.Query(ctx, query, arguments...)
@@ -95,15 +95,16 @@ func list[T any](ctx context.Context, s *Store, query string, scan func(pgx.Coll
 // readOnce lends a connection to a read. This process bounds it, because outside
 // a transaction the server's bounds would outlive it.
 func (s *Store) readOnce(ctx context.Context, read func(context.Context, *pgx.Conn) error) error {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
 	defer cancel()
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return s.failed(err, false)
+		return s.failed(caller, err, false)
 	}
 	defer conn.Release()
 	if err := read(ctx, conn.Conn()); err != nil {
-		return s.failed(err, false)
+		return s.failed(caller, err, false)
 	}
 	return nil
 }

@@ -3,12 +3,17 @@ package postgres
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/token-lease/operator/internal/ledger"
 )
+
+// sweepLockTimeout bounds the wait for rows that another hand has locked beside
+// the bucket's own, which is skipped: the other buckets of the pass wait along.
+const sweepLockTimeout = 250 * time.Millisecond
 
 // Sweep implements ledger.Store. The due buckets are touched in one transaction,
 // or if that fails one by one.
@@ -17,21 +22,14 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 	defer cancel()
 	request.Limit = max(0, min(request.Limit, maxBuckets))
 	pass := sweep{result: ledger.SweepResult{Failed: map[string]error{}}}
-	var answers map[string]answer
-	_, err := s.attempt(ctx, batchAttempts, false, func() (err error) {
-		pass.due = nil
-		answers, err = s.inTransaction(ctx, nil, func(ctx context.Context, t *transaction) ([]*group, error) {
-			return pass.lock(ctx, t, request)
-		})
-		return err
-	})
+	due, answers, err := s.touchDue(ctx, request)
 	switch {
 	case err == nil:
-		for _, g := range pass.due {
+		for _, g := range due {
 			pass.note(g.key, answers[g.key], nil)
 		}
-	case ctx.Err() == nil && touchesMayFail(err) && len(pass.due) > 0:
-		if err := pass.touchSingly(ctx, s); err != nil {
+	case ctx.Err() == nil && touchesMayFail(err) && len(due) > 0:
+		if err := pass.touchSingly(ctx, s, request, len(due)); err != nil {
 			return pass.result, domainError(err)
 		}
 	default:
@@ -44,44 +42,63 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 	return pass.result, nil
 }
 
-// sweep is one pass.
-type sweep struct {
-	due    []*group
-	result ledger.SweepResult
+// touchDue touches due buckets in one transaction. It also tells which ones those
+// were when it fails.
+func (s *Store) touchDue(ctx context.Context, request ledger.SweepRequest) (due []*group, answers map[string]answer, err error) {
+	terms := terms{lockTimeout: min(s.options.LockTimeout, sweepLockTimeout)}
+	_, err = s.attempt(ctx, batchAttempts, false, func(bool) (err error) {
+		due = nil
+		answers, err = s.inTransaction(ctx, nil, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
+			due, err = t.lockDue(ctx, request)
+			if err != nil || len(due) == 0 {
+				return due, err
+			}
+			reads := &pgx.Batch{}
+			t.loader.queueReads(reads)
+			return due, t.send(ctx, reads)
+		})
+		return err
+	})
+	return due, answers, err
 }
 
-// lock locks the due buckets and loads what their touches need.
-func (p *sweep) lock(ctx context.Context, t *transaction, request ledger.SweepRequest) ([]*group, error) {
+// lockDue locks the due buckets that nobody else has locked.
+func (t *transaction) lockDue(ctx context.Context, request ledger.SweepRequest) ([]*group, error) {
 	batch := &pgx.Batch{}
 	t.queueBegin(batch)
 	t.loader.queueLockDue(batch, request)
 	if err := t.send(ctx, batch); err != nil {
 		return nil, err
 	}
+	var due []*group
 	for _, key := range t.loader.keys() {
-		p.due = append(p.due, &group{key: key, requests: []ledger.Request{ledger.Touch{Key: key}}})
+		due = append(due, &group{key: key, requests: []ledger.Request{ledger.Touch{Key: key}}})
 	}
-	if len(p.due) == 0 {
-		return nil, nil
-	}
-	reads := &pgx.Batch{}
-	t.loader.queueReads(reads)
-	return p.due, t.send(ctx, reads)
+	return due, nil
 }
 
-// touchSingly gives each bucket a transaction of its own, so that the bad one
-// does not keep the others from being touched.
-func (p *sweep) touchSingly(ctx context.Context, s *Store) error {
-	for _, g := range p.due {
-		var answers map[string]answer
-		_, err := s.attempt(ctx, batchAttempts, false, func() (err error) {
-			answers, err = s.serve(ctx, []*group{g})
-			return err
-		})
-		if err != nil && !touchesMayFail(err) {
+// sweep is one pass.
+type sweep struct {
+	result ledger.SweepResult
+}
+
+// touchSingly gives each due bucket a transaction of its own, so that the bad one
+// does not keep the others from being touched. It passes over those that somebody
+// has locked in the meantime.
+func (p *sweep) touchSingly(ctx context.Context, s *Store, request ledger.SweepRequest, count int) error {
+	request.Limit = 1
+	request.SetAside = slices.Clone(request.SetAside)
+	for range count {
+		due, answers, err := s.touchDue(ctx, request)
+		if err != nil && (ctx.Err() != nil || !touchesMayFail(err) || len(due) == 0) {
 			return err
 		}
-		p.note(g.key, answers[g.key], err)
+		if len(due) == 0 {
+			return nil
+		}
+		key := due[0].key
+		request.SetAside = append(request.SetAside, key)
+		p.note(key, answers[key], err)
 	}
 	return nil
 }

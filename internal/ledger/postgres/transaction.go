@@ -43,6 +43,7 @@ type transaction struct {
 	store  *Store
 	conn   *pgx.Conn
 	loader *loader
+	terms  terms
 	// readAt is when the clock's value arrived here.
 	readAt time.Time
 	// committing is set once COMMIT may have been sent.
@@ -56,10 +57,22 @@ type answer struct {
 	effects *ledger.Effects
 }
 
+// terms are what a transaction is run under.
+type terms struct {
+	// lockTimeout bounds the wait for each lock.
+	lockTimeout time.Duration
+	// seal makes a transaction that has nothing to write wait for the log anyway.
+	// What it read may be an earlier attempt's COMMIT that a synchronous standby
+	// has not confirmed, and that must not be answered as done.
+	seal bool
+}
+
 // serve carries out groups of different buckets in one transaction. After an
-// error nothing of them was done, unless the error says that this is unknown.
-func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, error) {
-	return s.inTransaction(ctx, groups, func(ctx context.Context, t *transaction) ([]*group, error) {
+// error nothing of them was done, unless the error says that this is unknown;
+// seal is for requests that may have been carried out before.
+func (s *Store) serve(ctx context.Context, groups []*group, seal bool) (map[string]answer, error) {
+	terms := terms{lockTimeout: s.options.LockTimeout, seal: seal}
+	return s.inTransaction(ctx, groups, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
 		batch := &pgx.Batch{}
 		t.queueBegin(batch)
 		t.loader.queueLock(batch)
@@ -70,22 +83,29 @@ func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, 
 
 // inTransaction runs the groups that load returns.
 func (s *Store) inTransaction(
-	ctx context.Context, groups []*group,
+	caller context.Context, groups []*group, terms terms,
 	load func(context.Context, *transaction) ([]*group, error),
 ) (map[string]answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
+	ctx, cancel := context.WithTimeout(caller, s.transactionBound())
 	defer cancel()
 	conn, err := s.acquire(ctx)
 	if err != nil {
-		return nil, s.failed(err, false)
+		return nil, s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), answers: map[string]answer{}}
+	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), terms: terms, answers: map[string]answer{}}
+	committed := false
+	defer func() {
+		// A panic of the rules must not keep the connection, and with it the locks.
+		if committed {
+			conn.Release()
+		} else {
+			t.rollBack(ctx, conn)
+		}
+	}()
 	if err := t.run(ctx, load); err != nil {
-		failure := s.failed(err, t.committing)
-		t.rollBack(ctx, conn)
-		return nil, failure
+		return nil, s.failed(caller, err, t.committing)
 	}
-	conn.Release()
+	committed = true
 	t.observe()
 	return t.answers, nil
 }
@@ -110,7 +130,7 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 func (t *transaction) queueBegin(batch *pgx.Batch) {
 	o := &t.store.options
 	batch.Queue(beginTransaction)
-	batch.Queue(boundTransaction, inMilliseconds(o.LockTimeout), inMilliseconds(o.StatementTimeout),
+	batch.Queue(boundTransaction, inMilliseconds(t.terms.lockTimeout), inMilliseconds(o.StatementTimeout),
 		inMilliseconds(o.IdleInTransactionTimeout))
 }
 
@@ -151,7 +171,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		audit = append(audit, effects.Audit...)
 	}
 	batch := &pgx.Batch{}
-	buckets.queue(batch)
+	buckets.queue(batch, t.loader.clock)
 	leases.queue(batch)
 	raises.queue(batch)
 	approvals.queue(batch)
@@ -159,6 +179,9 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		return err
 	}
 	queueAudit(batch, audit)
+	if t.terms.seal && batch.Len() == 0 {
+		batch.Queue(assignTransactionID)
+	}
 	var outcome string
 	batch.Queue(commitTransaction).Exec(func(tag pgconn.CommandTag) error {
 		outcome = tag.String()

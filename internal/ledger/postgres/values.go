@@ -36,14 +36,18 @@ func (t text[T]) ScanText(v pgtype.Text) error {
 // into makes a scan target of a string whose column may be NULL.
 func into[T ~string](target *T) text[T] { return text[T]{target} }
 
-// instant reads a timestamp in UTC; infinity and NULL become the zero time.
+// instant reads a timestamp in UTC; infinity and NULL become the zero time. The
+// ledger never writes -infinity; a hand that did meant "long ago".
 type instant struct{ into *time.Time }
 
 // ScanTimestamptz implements pgtype.TimestamptzScanner.
 func (i instant) ScanTimestamptz(v pgtype.Timestamptz) error {
 	*i.into = time.Time{}
-	if v.Valid && v.InfinityModifier == pgtype.Finite {
+	switch {
+	case v.Valid && v.InfinityModifier == pgtype.Finite:
 		*i.into = v.Time.UTC()
+	case v.Valid && v.InfinityModifier == pgtype.NegativeInfinity:
+		*i.into = time.Unix(0, 0).UTC()
 	}
 	return nil
 }
