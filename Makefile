@@ -11,6 +11,7 @@ SHELL := bash
 TEST_TIMEOUT ?= 30m
 TESTS ?= ./...
 RUN ?= .
+BENCHMARKS ?= ./internal/...
 
 MODULES := . hack/controlplane hack/tools
 GENERATED := ':(glob)**/zz_generated.*.go' config/crd/bases config/rbac/role.yaml
@@ -45,6 +46,10 @@ dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to
 .PHONY: test
 test: assets ## Run all tests on a real PostgreSQL and a real API server.
 	go test -count=1 -timeout $(TEST_TIMEOUT) -run '$(RUN)' $(TESTS)
+
+.PHONY: bench
+bench: ## Run the benchmarks, on a PostgreSQL that writes to the disk.
+	go test -timeout $(TEST_TIMEOUT) -run '^$$' -bench '$(RUN)' $(BENCHMARKS)
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run the linters.
