@@ -5,6 +5,7 @@ package fault
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -57,9 +58,15 @@ func Point(name string) {
 	if current == nil || current.name != name || reached.Add(1) != current.at || !current.claim() {
 		return
 	}
+	// The signal stops or ends the other threads first, and this one a little later,
+	// which must not go on meanwhile. Only a stopped process is ever continued.
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, syscall.SIGCONT)
+	defer signal.Stop(continued)
 	if err := syscall.Kill(os.Getpid(), current.signal); err != nil {
 		panic(fmt.Sprintf("fault: signal %v: %v", current.signal, err))
 	}
+	<-continued
 }
 
 // claim reports whether nobody acted before, and notes that somebody does now.

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -15,7 +16,16 @@ import (
 // testTimeout bounds waits that only a broken test would reach.
 const testTimeout = 60 * time.Second
 
-func TestMain(m *testing.M) { os.Exit(postgrestest.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		if err := runChild(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(postgrestest.Main(m))
+}
 
 // database is a migrated database of one test.
 type database struct {
