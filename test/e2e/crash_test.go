@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/token-lease/operator/api/v1alpha1"
-	"github.com/token-lease/operator/internal/ledger"
 )
 
 // Goal: the manager may be killed at any moment, before, between and after its
@@ -128,58 +126,6 @@ func (in *installation) checkAuditOnce(t *testing.T) {
 	for _, event := range []string{"RaiseActivated", "RaiseRestored"} {
 		in.db.one(t, key, event)
 	}
-}
-
-// Goal: a manager that is frozen in the middle of a transaction neither keeps the
-// others from the bucket nor acts late when it thaws.
-// Method: a manager that has to end an overdue raise stops itself, with the row
-// locked and the restore decided but not written. Another process reserves, the
-// frozen one goes on.
-func TestFrozenManager(t *testing.T) {
-	t.Parallel()
-	in := install(t)
-	key := in.key(bucketName)
-	first := in.start(t, "manager-a", managerOptions{})
-	in.raised(t)
-	expiresAt := in.shortenInLedger(t, overdueSoon)
-	first.kill9(t)
-	in.db.waitPast(t, expiresAt)
-
-	stage(t, "a manager freezes in the restore")
-	onceFile := filepath.Join(in.dir, "frozen")
-	frozen := in.launch(t, "manager-b", managerOptions{program: world.faulty, env: []string{
-		"TOKENLEASE_FAULT=ledger.before-write=pause", "TOKENLEASE_FAULT_ONCE_FILE=" + onceFile,
-	}})
-	waitFor(t, "the manager to freeze", func() (bool, string) {
-		_, err := os.Stat(onceFile)
-		return err == nil, "it runs"
-	})
-	if got := in.db.limit(t, key); got != temporary {
-		t.Fatalf("the limit is %d while the manager is frozen before its write, want %d", got, temporary)
-	}
-
-	stage(t, "somebody else reserves")
-	waitFor(t, "a reserve to be admitted", func() (bool, string) {
-		_, err := in.reserve(t, "thaw", normal)
-		if err != nil && !ledger.HasCode(err, ledger.CodeUnavailable) {
-			t.Fatalf("reserve: %v", err)
-		}
-		return err == nil, fmt.Sprint(err)
-	})
-	in.wantRefused(t, "more", 1, ledger.CodeBudgetExceeded)
-	if got := in.db.one(t, key, "RaiseRestored").text("worker"); got != workload {
-		t.Errorf("restored by %q, want %q", got, workload)
-	}
-
-	stage(t, "the frozen one thaws")
-	if err := frozen.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	in.waitLease(t, leaseName, restored)
-	in.waitNoFinalizer(t, leaseName)
-	in.checkAuditOnce(t)
-	in.db.counters(t, key)
-	frozen.terminate(t)
 }
 
 // maximumLives bounds how often a manager is started again; one crash is asked

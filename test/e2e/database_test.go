@@ -116,7 +116,24 @@ func (d *database) exec(t *testing.T, sql string, args ...any) {
 // now is the ledger's clock.
 func (d *database) now(t *testing.T) time.Time {
 	t.Helper()
-	return query[time.Time](t, d, "SELECT clock_timestamp()").UTC()
+	return query[time.Time](t, d, "SELECT tokenlease.ledger_now()").UTC()
+}
+
+// shiftClock sets the ledger's clock to the machine's and so much more, from the
+// next statement of every session on. A process has no part in it.
+func (d *database) shiftClock(t *testing.T, by time.Duration) {
+	t.Helper()
+	d.exec(t, fmt.Sprintf(`
+		CREATE OR REPLACE FUNCTION tokenlease.ledger_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+			SELECT pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() + interval '%d milliseconds')
+		$$`, by.Milliseconds()))
+}
+
+// moveClockTo makes an instant of the future the ledger's present, and lets the
+// clock go on from there.
+func (d *database) moveClockTo(t *testing.T, instant time.Time) {
+	t.Helper()
+	d.shiftClock(t, instant.Sub(query[time.Time](t, d, "SELECT clock_timestamp()"))+time.Millisecond)
 }
 
 // waitPast waits until the ledger's clock has passed an instant.

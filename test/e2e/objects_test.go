@@ -54,19 +54,43 @@ var (
 		isTrue(v1alpha1.ConditionReady), isFalse(v1alpha1.ConditionActive), isFalse(v1alpha1.ConditionRestored),
 		isTrue(v1alpha1.ConditionEnded), isTrue(v1alpha1.ConditionReviewRequired).because(v1alpha1.ReasonLimitChanged),
 	}
+	// pending is a raise that is stored and waits for its start.
+	pending = []want{
+		isTrue(v1alpha1.ConditionReady).because(v1alpha1.ReasonPending), isFalse(v1alpha1.ConditionActive),
+		isFalse(v1alpha1.ConditionEnded),
+	}
+	// waiting is a raise that waits for another one to end.
+	waiting = []want{
+		isTrue(v1alpha1.ConditionReady).because(v1alpha1.ReasonBucketAlreadyRaised), isFalse(v1alpha1.ConditionActive),
+		isFalse(v1alpha1.ConditionEnded), isFalse(v1alpha1.ConditionReviewRequired),
+	}
 	// inSync is a bucket whose limit is the declared one.
 	inSync = []want{
 		isTrue(v1alpha1.ConditionReady), isTrue(v1alpha1.ConditionLimitInSync), isFalse(v1alpha1.ConditionRaised),
 	}
 )
 
+// neverRan is a raise that ended without having started.
+func neverRan(reason string) []want {
+	return []want{
+		isFalse(v1alpha1.ConditionReady), isTrue(v1alpha1.ConditionStalled).because(reason), isFalse(v1alpha1.ConditionActive),
+		isFalse(v1alpha1.ConditionRestored), isTrue(v1alpha1.ConditionEnded).because(reason), isFalse(v1alpha1.ConditionReviewRequired),
+	}
+}
+
 // waitBucket waits until the bucket of the seed story has the conditions, about
 // its present generation.
 func (in *installation) waitBucket(t *testing.T, wanted ...want) *v1alpha1.TokenBucket {
 	t.Helper()
+	return in.waitBucketNamed(t, bucketName, wanted...)
+}
+
+// waitBucketNamed is waitBucket for any bucket.
+func (in *installation) waitBucketNamed(t *testing.T, name string, wanted ...want) *v1alpha1.TokenBucket {
+	t.Helper()
 	b := &v1alpha1.TokenBucket{}
-	waitFor(t, "bucket "+bucketName+" to be "+asJSON(wantTexts(wanted)), func() (bool, string) {
-		if err := in.api.Get(call(t), client.ObjectKey{Namespace: in.namespace, Name: bucketName}, b); err != nil {
+	waitFor(t, "bucket "+name+" to be "+asJSON(wantTexts(wanted)), func() (bool, string) {
+		if err := in.api.Get(call(t), client.ObjectKey{Namespace: in.namespace, Name: name}, b); err != nil {
 			return false, err.Error()
 		}
 		return b.Status.ObservedGeneration == b.Generation && met(b.Status.Conditions, b.Generation, wanted), asJSON(b.Status)
@@ -164,4 +188,21 @@ func seriesCount(e eventsv1.Event) int {
 		return 0
 	}
 	return int(e.Series.Count)
+}
+
+// wipeStatus takes the statuses of the seed story's bucket and lease away, as a
+// restore from a backup without statuses does.
+func (in *installation) wipeStatus(t *testing.T) {
+	t.Helper()
+	for _, object := range []client.Object{in.bucket(), in.lease(t)} {
+		in.patchStatus(t, object, `{"status": null}`)
+	}
+}
+
+// patchStatus writes to a status, which nobody but the operator should.
+func (in *installation) patchStatus(t *testing.T, object client.Object, change string) {
+	t.Helper()
+	if err := in.api.Status().Patch(call(t), object, client.RawPatch("application/merge-patch+json", []byte(change))); err != nil {
+		t.Fatalf("patch the status of %T %s: %v", object, object.GetName(), err)
+	}
 }
