@@ -180,3 +180,14 @@ func raises(buckets []string, expiresAt func(i int) time.Time) []ledger.Request 
 	}
 	return requests
 }
+
+// planned asks for one raise on each bucket, in a window.
+func planned(buckets []string, startsAt, expiresAt time.Time) []ledger.Request {
+	requests := raises(buckets, func(int) time.Time { return expiresAt })
+	for i, request := range requests {
+		raise := request.(ledger.StoreRaise)
+		raise.Grant.StartsAt = &startsAt
+		requests[i] = raise
+	}
+	return requests
+}

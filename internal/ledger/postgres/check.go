@@ -95,7 +95,7 @@ func (v settings) warnings() []string {
 func (s *Store) Writable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
-	_, err := s.attempt(ctx, readAttempts, false, func(bool) error { return s.commitNothing(ctx) })
+	_, err := s.attempt(ctx, readAttempts, false, func() error { return s.commitNothing(ctx) })
 	if err != nil {
 		return domainError(err)
 	}
@@ -122,7 +122,7 @@ func (s *Store) commitNothing(ctx context.Context) error {
 	if err != nil {
 		return s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn(), terms: terms{lockTimeout: s.options.LockTimeout}}
+	t := &transaction{store: s, conn: conn.Conn(), lockTimeout: s.options.LockTimeout}
 	batch := &pgx.Batch{}
 	t.queueBegin(batch)
 	batch.Queue(assignTransactionID)

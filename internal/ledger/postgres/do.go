@@ -98,8 +98,8 @@ func (s *Store) resolve(ctx context.Context, groups []*group, unknown bool, resu
 		limit = batchAttempts
 	}
 	var answers map[string]answer
-	unknown, err := s.attempt(ctx, limit, unknown, func(unknown bool) (err error) {
-		answers, err = s.serve(ctx, groups, unknown)
+	unknown, err := s.attempt(ctx, limit, unknown, func() (err error) {
+		answers, err = s.serve(ctx, groups)
 		return err
 	})
 	if err == nil {
@@ -160,11 +160,11 @@ func worthSplitting(err error, groups []*group) bool {
 // attempt runs a transaction until it succeeds or running it again does not help.
 // The bounds are limit for one that the server refuses, and connectionAttempts
 // for lost connections. If any attempt's outcome stayed unknown, so does the
-// outcome of them all, unless a later one succeeds; run is told so.
-func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func(unknown bool) error) (bool, error) {
+// outcome of them all, unless a later one succeeds.
+func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func() error) (bool, error) {
 	refusals, losses := 0, 0
 	for {
-		err := run(unknown)
+		err := run()
 		var f *failure
 		if err == nil || !errors.As(err, &f) {
 			return unknown, err

@@ -75,7 +75,7 @@ func list[T any](ctx context.Context, s *Store, query string, scan func(pgx.Coll
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	var found []T
-	_, err := s.attempt(ctx, readAttempts, false, func(bool) error {
+	_, err := s.attempt(ctx, readAttempts, false, func() error {
 		found = nil
 		return s.readOnce(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 			rows, err := conn.Query(ctx, query, arguments...)

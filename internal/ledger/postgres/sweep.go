@@ -45,10 +45,10 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 // touchDue touches due buckets in one transaction. It also tells which ones those
 // were when it fails.
 func (s *Store) touchDue(ctx context.Context, request ledger.SweepRequest) (due []*group, answers map[string]answer, err error) {
-	terms := terms{lockTimeout: min(s.options.LockTimeout, sweepLockTimeout)}
-	_, err = s.attempt(ctx, batchAttempts, false, func(bool) (err error) {
+	lockTimeout := min(s.options.LockTimeout, sweepLockTimeout)
+	_, err = s.attempt(ctx, batchAttempts, false, func() (err error) {
 		due = nil
-		answers, err = s.inTransaction(ctx, nil, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
+		answers, err = s.inTransaction(ctx, nil, lockTimeout, func(ctx context.Context, t *transaction) ([]*group, error) {
 			due, err = t.lockDue(ctx, request)
 			if err != nil || len(due) == 0 {
 				return due, err

@@ -43,7 +43,8 @@ type transaction struct {
 	store  *Store
 	conn   *pgx.Conn
 	loader *loader
-	terms  terms
+	// lockTimeout bounds the wait for each lock.
+	lockTimeout time.Duration
 	// readAt is when the clock's value arrived here.
 	readAt time.Time
 	// committing is set once COMMIT may have been sent.
@@ -57,22 +58,10 @@ type answer struct {
 	effects *ledger.Effects
 }
 
-// terms are what a transaction is run under.
-type terms struct {
-	// lockTimeout bounds the wait for each lock.
-	lockTimeout time.Duration
-	// seal makes a transaction that has nothing to write wait for the log anyway.
-	// What it read may be an earlier attempt's COMMIT that a synchronous standby
-	// has not confirmed, and that must not be answered as done.
-	seal bool
-}
-
 // serve carries out groups of different buckets in one transaction. After an
-// error nothing of them was done, unless the error says that this is unknown;
-// seal is for requests that may have been carried out before.
-func (s *Store) serve(ctx context.Context, groups []*group, seal bool) (map[string]answer, error) {
-	terms := terms{lockTimeout: s.options.LockTimeout, seal: seal}
-	return s.inTransaction(ctx, groups, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
+// error nothing of them was done, unless the error says that this is unknown.
+func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, error) {
+	return s.inTransaction(ctx, groups, s.options.LockTimeout, func(ctx context.Context, t *transaction) ([]*group, error) {
 		batch := &pgx.Batch{}
 		t.queueBegin(batch)
 		t.loader.queueLock(batch)
@@ -83,7 +72,7 @@ func (s *Store) serve(ctx context.Context, groups []*group, seal bool) (map[stri
 
 // inTransaction runs the groups that load returns.
 func (s *Store) inTransaction(
-	caller context.Context, groups []*group, terms terms,
+	caller context.Context, groups []*group, lockTimeout time.Duration,
 	load func(context.Context, *transaction) ([]*group, error),
 ) (map[string]answer, error) {
 	ctx, cancel := context.WithTimeout(caller, s.transactionBound())
@@ -92,7 +81,7 @@ func (s *Store) inTransaction(
 	if err != nil {
 		return nil, s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), terms: terms, answers: map[string]answer{}}
+	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), lockTimeout: lockTimeout, answers: map[string]answer{}}
 	committed := false
 	defer func() {
 		// A panic of the rules must not keep the connection, and with it the locks.
@@ -130,7 +119,7 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 func (t *transaction) queueBegin(batch *pgx.Batch) {
 	o := &t.store.options
 	batch.Queue(beginTransaction)
-	batch.Queue(boundTransaction, inMilliseconds(t.terms.lockTimeout), inMilliseconds(o.StatementTimeout),
+	batch.Queue(boundTransaction, inMilliseconds(t.lockTimeout), inMilliseconds(o.StatementTimeout),
 		inMilliseconds(o.IdleInTransactionTimeout))
 }
 
@@ -179,9 +168,6 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		return err
 	}
 	queueAudit(batch, audit)
-	if t.terms.seal && batch.Len() == 0 {
-		batch.Queue(assignTransactionID)
-	}
 	var outcome string
 	batch.Queue(commitTransaction).Exec(func(tag pgconn.CommandTag) error {
 		outcome = tag.String()
