@@ -38,12 +38,18 @@ const (
 	RaiseStateFailed RaiseState = "Failed"
 )
 
+// Instants are strings to the schema, without a format, and the rules convert them
+// themselves: the conversion takes exactly what Go takes, and a rule that begins
+// with "unchanged, or" still lets an object be updated that carries an instant
+// which an older schema let in. A rule that fails to evaluate is never ratcheted,
+// so with "format: date-time" such an object could not even lose its finalizer.
+
 // TemporaryLimitLeaseSpec is the raise that is asked for: a grant, made once.
 // Only expiresAt may change, and only to an earlier instant.
 //
 // +kubebuilder:validation:XValidation:rule="self.temporaryLimit > self.normalLimit",message="temporaryLimit must be above normalLimit: a TemporaryLimitLease can only raise a limit",fieldPath=".temporaryLimit"
-// +kubebuilder:validation:XValidation:rule="!has(self.startsAt) || self.startsAt < self.expiresAt",message="expiresAt must be after startsAt",fieldPath=".expiresAt"
-// +kubebuilder:validation:XValidation:rule="has(self.startsAt) == has(oldSelf.startsAt) && (!has(self.startsAt) || self.startsAt == oldSelf.startsAt)",message="startsAt is immutable, it can be neither added, changed nor removed: create another TemporaryLimitLease instead",fieldPath=".startsAt",reason=FieldValueForbidden
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self.expiresAt == oldSelf.value().expiresAt || !has(self.startsAt) || timestamp(self.startsAt) < timestamp(self.expiresAt)",optionalOldSelf=true,message="expiresAt must be after startsAt",fieldPath=".expiresAt"
+// +kubebuilder:validation:XValidation:rule="has(self.startsAt) == has(oldSelf.startsAt) && (!has(self.startsAt) || self.startsAt == oldSelf.startsAt || timestamp(self.startsAt) == timestamp(oldSelf.startsAt))",message="startsAt is immutable, it can be neither added, changed nor removed: create another TemporaryLimitLease instead",fieldPath=".startsAt",reason=FieldValueForbidden
 // +kubebuilder:validation:XValidation:rule="has(self.purpose) == has(oldSelf.purpose) && (!has(self.purpose) || self.purpose == oldSelf.purpose)",message="purpose is immutable, it can be neither added, changed nor removed: create another TemporaryLimitLease instead",fieldPath=".purpose",reason=FieldValueForbidden
 type TemporaryLimitLeaseSpec struct {
 	// bucketRef names the TokenBucket, in the same namespace. It may be created
@@ -73,15 +79,21 @@ type TemporaryLimitLeaseSpec struct {
 	// offset, kept to the millisecond. When it is left out, the raise begins once
 	// the ledger has stored it. Immutable.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="self >= timestamp('2000-01-01T00:00:00Z') && self < timestamp('9999-12-31T00:00:00Z')",message="must be an RFC 3339 instant with an offset, such as 2026-11-30T18:00:00Z, from 2000-01-01 to 9999-12-30"
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value() || timestamp(self) >= timestamp('2000-01-01T00:00:00Z') && timestamp(self) < timestamp('9999-12-31T00:00:00Z')",optionalOldSelf=true,message="must be an RFC 3339 instant with an offset, such as 2026-11-30T18:00:00Z, from 2000-01-01 to 9999-12-30"
 	StartsAt *metav1.Time `json:"startsAt,omitempty"`
 
 	// expiresAt is when the raise ends, by the ledger's clock: RFC 3339 with an
 	// offset, kept to the millisecond. From this instant on nothing is admitted
 	// above the normal limit. It may be moved earlier, never later.
 	// +required
-	// +kubebuilder:validation:XValidation:rule="self >= timestamp('2000-01-01T00:00:00Z') && self < timestamp('9999-12-31T00:00:00Z')",message="must be an RFC 3339 instant with an offset, such as 2026-11-30T18:30:00Z, from 2000-01-01 to 9999-12-30"
-	// +kubebuilder:validation:XValidation:rule="self <= oldSelf",message="expiresAt may only be moved earlier: create another TemporaryLimitLease to raise the limit for longer",reason=FieldValueForbidden
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value() || timestamp(self) >= timestamp('2000-01-01T00:00:00Z') && timestamp(self) < timestamp('9999-12-31T00:00:00Z')",optionalOldSelf=true,message="must be an RFC 3339 instant with an offset, such as 2026-11-30T18:30:00Z, from 2000-01-01 to 9999-12-30"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf || timestamp(self) <= timestamp(oldSelf)",message="expiresAt may only be moved earlier: create another TemporaryLimitLease to raise the limit for longer",reason=FieldValueForbidden
 	ExpiresAt metav1.Time `json:"expiresAt,omitzero"`
 
 	// approvalID names the decision that allows the raise, such as a change

@@ -17,7 +17,6 @@ import (
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/internal/controller"
 )
 
@@ -55,7 +54,7 @@ func (l *leaderElection) bind(fs *flag.FlagSet) {
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
-	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	utilruntime.Must(controller.AddToScheme(scheme))
 	return scheme
 }
 

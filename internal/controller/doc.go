@@ -9,6 +9,7 @@
 //   - tokenbucket_*.go, lease_*.go: the two controllers; _controller.go does the
 //     I/O, _decide.go and _status.go are pure.
 //   - failure.go: what each error of the ledger means for an object.
+//   - stored.go: how objects are read, also those that their Go type cannot hold.
 //   - report.go: how finalizers, status and events are written.
 //   - mirror.go: notices what changed in the ledger without an object changing.
 //   - standing.go: remembers what to end when an object is gone all at once.
@@ -25,7 +26,15 @@
 //     LedgerUnavailable, and everything else keeps its last known value.
 //   - A bucket whose limit somebody else set is Ready, with LimitInSync false; a
 //     lease whose limit was changed under it is Ready, with ReviewRequired.
-//   - A raise that failed without having run is Stalled, whatever the reason.
+//   - A raise that failed without having run is Stalled, whatever the reason, one
+//     on an ObserveOnly bucket included: nobody should take its Ready for a limit
+//     that was raised.
+//   - An object whose spec cannot be read is Stalled with Undecodable and changes
+//     nothing in the ledger: what it stands for there goes on, a raise ends at its
+//     time, and deletion settles it by the record and the owner. A status that
+//     cannot be read is simply written anew.
+//   - Every condition of a kind is there once the operator has seen the object;
+//     what is not known yet is Unknown.
 //   - declaredLimit stays in the status of a bucket whose row has vanished: it is
 //     the proof that the row existed.
 //   - Leases of a bucket are looked at when the bucket changed in more than its

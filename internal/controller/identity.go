@@ -22,6 +22,15 @@ func bucketKeyOf(b *v1alpha1.TokenBucket) string {
 	return b.Namespace + "/" + b.Name
 }
 
+// knownKeyOf is the key under which the ledger has held the bucket, as far as an
+// object tells whose spec may be unreadable.
+func knownKeyOf(b *v1alpha1.TokenBucket, unreadable string) string {
+	if unreadable != "" && b.Status.BucketKey != "" {
+		return b.Status.BucketKey
+	}
+	return bucketKeyOf(b)
+}
+
 // tenantOf is the tenant of a TokenBucket, unique within its namespace.
 func tenantOf(b *v1alpha1.TokenBucket) string {
 	if b.Spec.TenantID != "" {

@@ -30,7 +30,7 @@ type leaseReconciler struct {
 
 // Reconcile makes one pass over a TemporaryLimitLease.
 func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	lease := &v1alpha1.TemporaryLimitLease{}
+	lease := &storedLease{}
 	if err := r.client.Get(ctx, request.NamespacedName, lease); client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
@@ -44,7 +44,7 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 		return ctrl.Result{}, ctx.Err()
 	case err != nil:
 		return ctrl.Result{}, err
-	case failed != nil && isSettled(lease):
+	case failed != nil && isSettled(&lease.TemporaryLimitLease):
 		// No outage makes a lease that is over less so.
 		return ctrl.Result{}, failed.err
 	case failed != nil:
@@ -93,17 +93,17 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 
 // gather reads the ledger's record first: with it, a raise that is over needs no
 // bucket.
-func (r *leaseReconciler) gather(ctx context.Context, lease *v1alpha1.TemporaryLimitLease) (leaseInput, *failure, error) {
-	in := leaseInput{lease: lease, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
+func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (leaseInput, *failure, error) {
+	in := leaseInput{lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
 	record, err := r.record(ctx, string(lease.UID))
 	if err != nil {
 		return in, failureOf(err), nil
 	}
 	in.record = record
-	bucket := &v1alpha1.TokenBucket{}
+	bucket := &storedBucket{}
 	err = r.client.Get(ctx, client.ObjectKey{Namespace: lease.Namespace, Name: lease.Spec.BucketRef.Name}, bucket)
 	if err == nil {
-		in.bucket = bucket
+		in.bucket, in.bucketUnreadable = &bucket.TokenBucket, bucket.unreadable != ""
 	}
 	return in, nil, client.IgnoreNotFound(err)
 }
@@ -142,25 +142,27 @@ func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan
 }
 
 // report writes what was found, then lets an object go whose raise is over.
-func (r *leaseReconciler) report(ctx context.Context, lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, failed *failure) (ctrl.Result, error) {
+func (r *leaseReconciler) report(ctx context.Context, lease *storedLease, record *ledger.Raise, failed *failure) (ctrl.Result, error) {
 	now := r.clock()
 	before := lease.DeepCopy()
-	lease.Status = leaseStatus(lease, record, failed, now)
+	lease.Status = leaseStatus(&lease.TemporaryLimitLease, record, failed, now)
 	next := lease.Status.DeepCopy()
 	wrote, err := r.writeStatus(ctx, before, lease)
 	if err != nil {
 		return afterWrite(err)
 	}
 	if wrote {
-		r.emit(lease, leaseNotices(&before.Status, next, record))
+		r.emit(lease, leaseNotices(&before.Status, next, record, failed))
 	}
-	if record != nil && failed == nil && (record.State.Ended() || !isCurrent(record, lease)) {
+	if record != nil && failed == nil && (record.State.Ended() || !isCurrent(record, &lease.TemporaryLimitLease)) {
 		r.standing.forget(client.ObjectKeyFromObject(lease))
 		return afterWrite(r.removeFinalizer(ctx, lease))
 	}
 	switch {
 	case failed != nil && failed.after == 0:
 		return ctrl.Result{}, failed.err
+	case failed != nil && record != nil && !record.State.Ended():
+		return ctrl.Result{RequeueAfter: min(failed.after, wakeAfter(record, now))}, nil
 	case failed != nil:
 		return ctrl.Result{RequeueAfter: failed.after}, nil
 	default:
@@ -190,7 +192,7 @@ func (r *leaseReconciler) leasesOf(ctx context.Context, bucket client.Object) []
 // unsettledLeases lists the leases of a bucket that are not over. The reader must
 // be the cache, which has the index.
 func unsettledLeases(ctx context.Context, reader client.Reader, bucket client.ObjectKey) ([]client.ObjectKey, error) {
-	var list v1alpha1.TemporaryLimitLeaseList
+	var list storedLeaseList
 	err := reader.List(ctx, &list, client.InNamespace(bucket.Namespace),
 		client.MatchingFields{bucketRefIndex: bucket.Name}, client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -198,7 +200,7 @@ func unsettledLeases(ctx context.Context, reader client.Reader, bucket client.Ob
 	}
 	var keys []client.ObjectKey
 	for i := range list.Items {
-		if !isSettled(&list.Items[i]) {
+		if !isSettled(&list.Items[i].TemporaryLimitLease) {
 			keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
 		}
 	}
@@ -209,8 +211,8 @@ func unsettledLeases(ctx context.Context, reader client.Reader, bucket client.Ob
 func bucketMattersToLeases() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
-			before, ok := e.ObjectOld.(*v1alpha1.TokenBucket)
-			after, okToo := e.ObjectNew.(*v1alpha1.TokenBucket)
+			before, ok := e.ObjectOld.(*storedBucket)
+			after, okToo := e.ObjectNew.(*storedBucket)
 			return ok && okToo && whatLeasesSee(before) != whatLeasesSee(after)
 		},
 	}
@@ -220,12 +222,13 @@ func bucketMattersToLeases() predicate.Predicate {
 type seenByLeases struct {
 	uid                  string
 	deleting, ready      bool
+	unreadable           bool
 	generation, observed int64
 }
 
-func whatLeasesSee(b *v1alpha1.TokenBucket) seenByLeases {
+func whatLeasesSee(b *storedBucket) seenByLeases {
 	return seenByLeases{
-		uid: string(b.UID), deleting: !b.DeletionTimestamp.IsZero(),
+		uid: string(b.UID), deleting: !b.DeletionTimestamp.IsZero(), unreadable: b.unreadable != "",
 		ready:      meta.IsStatusConditionTrue(b.Status.Conditions, v1alpha1.ConditionReady),
 		generation: b.Generation, observed: b.Status.ObservedGeneration,
 	}

@@ -14,17 +14,22 @@ import (
 // leaseInput is what is gathered for a decision about a TemporaryLimitLease.
 type leaseInput struct {
 	lease *v1alpha1.TemporaryLimitLease
+	// unreadable says what of the lease's spec cannot be read; "" when all can.
+	unreadable string
 	// record is the ledger's; nil when it has none for this object.
 	record *ledger.Raise
 	// bucket is the TokenBucket that the lease refers to; nil when there is none.
 	bucket *v1alpha1.TokenBucket
+	// bucketUnreadable: its spec cannot be read.
+	bucketUnreadable bool
 	// trusted: the namespace may use keys outside "<namespace>/".
 	trusted bool
 	cluster string
 }
 
 // leasePlan is what a pass over a TemporaryLimitLease does: at most one of its
-// fields is set, and none when there is nothing to do or to say.
+// fields is set, and none when there is nothing to do or to say. Only an object
+// that cannot be read may have both a record to mirror and something to wait for.
 type leasePlan struct {
 	store  *ledger.StoreRaise
 	revoke *ledger.RevokeRaise
@@ -46,7 +51,9 @@ func decideLease(in leaseInput) leasePlan {
 		return leasePlan{mirror: in.record}
 	case in.record == nil && isSettled(in.lease):
 		return leasePlan{}
-	case usable(in.bucket, in.trusted):
+	case in.unreadable != "":
+		return leasePlan{mirror: in.record, wait: undecodable(in.unreadable)}
+	case usable(in):
 		return leasePlan{store: storeRequest(in)}
 	case in.record != nil:
 		return leasePlan{mirror: in.record}
@@ -68,9 +75,9 @@ func decideDeletedLease(in leaseInput) leasePlan {
 	}
 }
 
-// usable reports whether raises on a TokenBucket can be asked for.
-func usable(b *v1alpha1.TokenBucket, trusted bool) bool {
-	return b != nil && b.DeletionTimestamp.IsZero() && keyAllowed(b, trusted)
+// usable reports whether raises on the TokenBucket can be asked for.
+func usable(in leaseInput) bool {
+	return in.bucket != nil && in.bucket.DeletionTimestamp.IsZero() && !in.bucketUnreadable && keyAllowed(in.bucket, in.trusted)
 }
 
 // waitForBucket names what a lease waits for. Watches wake it; it also looks by
@@ -83,6 +90,9 @@ func waitForBucket(in leaseInput) *failure {
 		f.message = "There is no TokenBucket " + name + " in this namespace yet; the raise waits for it."
 	case !in.bucket.DeletionTimestamp.IsZero():
 		f.message = "TokenBucket " + name + " is being deleted; the raise waits for a new one."
+	case in.bucketUnreadable:
+		f.reason = v1alpha1.ReasonBucketNotReady
+		f.message = "TokenBucket " + name + " cannot be read; its conditions say what to change. The raise waits for it."
 	default:
 		f.reason = v1alpha1.ReasonBucketNotReady
 		f.message = "TokenBucket " + name + " is not in the ledger; its conditions say why."

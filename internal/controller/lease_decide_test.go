@@ -82,6 +82,13 @@ func TestDecideLease(t *testing.T) {
 		{"bucket going", leaseInput{lease: testLease(), bucket: deletingBucket}, "wait BucketNotFound"},
 		{"bucket with a foreign key", leaseInput{lease: testLease(), bucket: foreignKey}, "wait BucketNotReady"},
 		{"bucket with a foreign key, trusted", leaseInput{lease: testLease(), bucket: foreignKey, trusted: true}, "store other/b"},
+		{"bucket unreadable", leaseInput{lease: testLease(), bucket: testBucket(), bucketUnreadable: true}, "wait BucketNotReady"},
+		{"active, bucket unreadable", leaseInput{lease: testLease(), record: active, bucket: testBucket(), bucketUnreadable: true}, "mirror active"},
+		{"unreadable", leaseInput{lease: testLease(), bucket: testBucket(), unreadable: "spec.expiresAt"}, "wait Undecodable"},
+		{"unreadable, active", leaseInput{lease: testLease(), record: active, bucket: testBucket(), unreadable: "spec.expiresAt"}, "mirror active and wait Undecodable"},
+		{"unreadable, ended", leaseInput{lease: testLease(), record: ended, unreadable: "spec.expiresAt"}, "mirror restored"},
+		{"unreadable, deleted", leaseInput{lease: testLease(deleting), record: active, unreadable: "spec.expiresAt"}, "revoke ns/b"},
+		{"unreadable, deleted, nothing stored", leaseInput{lease: testLease(deleting), unreadable: "spec.expiresAt"}, "let go"},
 		{"settled", leaseInput{lease: settledLease(), record: ended}, "mirror restored"},
 		{"settled, ledger knows nothing", leaseInput{lease: settledLease(), bucket: testBucket()}, "nothing"},
 		{"deleted", leaseInput{lease: testLease(deleting), record: active, bucket: testBucket()}, "revoke ns/b"},
@@ -98,6 +105,8 @@ func TestDecideLease(t *testing.T) {
 				got = "store " + plan.store.Key
 			case plan.revoke != nil:
 				got = "revoke " + plan.revoke.Key
+			case plan.mirror != nil && plan.wait != nil:
+				got = "mirror " + string(plan.mirror.State) + " and wait " + plan.wait.reason
 			case plan.mirror != nil:
 				got = "mirror " + string(plan.mirror.State)
 			case plan.wait != nil:
@@ -221,7 +230,7 @@ func TestLeaseNotices(t *testing.T) {
 		before := l.Status
 		l.Status = leaseStatus(l, step.record, step.failed, testNow)
 		var got []string
-		for _, n := range leaseNotices(&before, &l.Status, step.record) {
+		for _, n := range leaseNotices(&before, &l.Status, step.record, step.failed) {
 			got = append(got, n.reason)
 		}
 		if !slices.Equal(got, step.want) {

@@ -200,18 +200,21 @@ func explainPending(r *ledger.Raise, observed string) string {
 func instantText(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 
 // leaseNotices are the transitions from one status to the next.
-func leaseNotices(before, after *v1alpha1.TemporaryLimitLeaseStatus, record *ledger.Raise) []notice {
+func leaseNotices(before, after *v1alpha1.TemporaryLimitLeaseStatus, record *ledger.Raise, failed *failure) []notice {
 	if record == nil {
 		return stalledNotices(before.Conditions, after.Conditions)
 	}
 	var notices []notice
+	if failed != nil {
+		notices = stalledNotices(before.Conditions, after.Conditions)
+	}
 	tell := func(warning bool, reason, action string) {
 		notices = append(notices, notice{warning: warning, reason: reason, action: action, note: explain(record)})
 	}
 	switch {
 	case before.BucketKey == "" && after.State == v1alpha1.RaiseStatePending:
 		tell(false, v1alpha1.EventRaiseStored, "Store")
-	case before.BucketKey != "" && before.ObservedGeneration > 0 && before.ObservedGeneration < after.ObservedGeneration &&
+	case failed == nil && before.BucketKey != "" && before.ObservedGeneration > 0 && before.ObservedGeneration < after.ObservedGeneration &&
 		!record.State.Ended():
 		tell(false, v1alpha1.EventRaiseShortened, "Shorten")
 	}

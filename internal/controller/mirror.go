@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/internal/ledger"
 )
 
@@ -213,15 +212,15 @@ func shapeOf(s *ledger.Snapshot) shape {
 // are told, so that the next one takes over where the first has gone. A key that
 // the ledger would not take must not spoil the query for the others.
 func (m *mirror) declarants(ctx context.Context) (map[string][]client.ObjectKey, error) {
-	var list v1alpha1.TokenBucketList
+	var list storedBucketList
 	if err := m.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	byKey := make(map[string][]client.ObjectKey, len(list.Items))
 	for i := range list.Items {
 		b := &list.Items[i]
-		key := bucketKeyOf(b)
-		if keyAllowed(b, m.options.trusts(b.Namespace)) && ledger.ValidateBucketKey(key) == nil {
+		key := knownKeyOf(&b.TokenBucket, b.unreadable)
+		if keyAllowed(&b.TokenBucket, m.options.trusts(b.Namespace)) && ledger.ValidateBucketKey(key) == nil {
 			byKey[key] = append(byKey[key], client.ObjectKeyFromObject(b))
 		}
 	}

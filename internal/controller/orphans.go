@@ -116,7 +116,7 @@ func (s *orphans) judge(ctx context.Context, raise *ledger.Raise, missing map[st
 // answer about this very object counts.
 func (s *orphans) gone(ctx context.Context, raise *ledger.Raise) (bool, error) {
 	key := client.ObjectKey{Namespace: raise.Namespace, Name: raise.Name}
-	lease := &v1alpha1.TemporaryLimitLease{}
+	lease := &storedLease{}
 	if err := s.cached.Get(ctx, key, lease); err == nil && string(lease.UID) == raise.CurrentUID {
 		return false, nil
 	}
@@ -127,8 +127,10 @@ func (s *orphans) gone(ctx context.Context, raise *ledger.Raise) (bool, error) {
 		return false, fmt.Errorf("read %s: %w", key, err)
 	case string(lease.UID) == raise.CurrentUID:
 		return false, nil
+	case lease.unreadable != "":
+		return false, nil
 	default:
-		return !mayStandFor(lease, raise), nil
+		return !mayStandFor(&lease.TemporaryLimitLease, raise), nil
 	}
 }
 
@@ -146,11 +148,11 @@ func mayStandFor(lease *v1alpha1.TemporaryLimitLease, raise *ledger.Raise) bool 
 // missing resource type also answers "not found", and so does a cluster that is
 // about to be filled from a backup.
 func (s *orphans) inhabited(ctx context.Context) (bool, error) {
-	var leases v1alpha1.TemporaryLimitLeaseList
+	var leases storedLeaseList
 	if err := s.api.List(ctx, &leases, client.Limit(1)); err != nil {
 		return false, err
 	}
-	var buckets v1alpha1.TokenBucketList
+	var buckets storedBucketList
 	if err := s.api.List(ctx, &buckets, client.Limit(1)); err != nil {
 		return false, err
 	}

@@ -40,7 +40,7 @@ func storeActiveRaise(t *testing.T) *ledger.Ledger {
 // buckets, given twice, ends a raise; every doubt keeps it.
 func TestOrphans(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
+	if err := AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	other := func(change func(*v1alpha1.TemporaryLimitLease)) *v1alpha1.TemporaryLimitLease {
@@ -63,6 +63,15 @@ func TestOrphans(t *testing.T) {
 			},
 		}
 	}
+	unreadable := interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			err := c.Get(ctx, key, object, options...)
+			if lease, ok := object.(*storedLease); ok {
+				lease.unreadable = "spec.approvalID"
+			}
+			return err
+		},
+	}
 	for _, c := range []struct {
 		name    string
 		objects []client.Object
@@ -76,14 +85,22 @@ func TestOrphans(t *testing.T) {
 		{"kind not served", []client.Object{testBucket()}, failing(nil, down), ledger.RaiseActive},
 		{"made anew, same grant", []client.Object{testBucket(), other(func(*v1alpha1.TemporaryLimitLease) {})}, interceptor.Funcs{}, ledger.RaiseActive},
 		{"made anew, other grant", []client.Object{testBucket(), other(func(l *v1alpha1.TemporaryLimitLease) { l.Spec.ApprovalID = "CHG-2" })}, interceptor.Funcs{}, ledger.RaiseRestored},
+		{"made anew, cannot be read", []client.Object{testBucket(), other(func(l *v1alpha1.TemporaryLimitLease) { l.Spec.ApprovalID = "" })}, unreadable, ledger.RaiseActive},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := storeActiveRaise(t)
+			var objects []client.Object
 			for _, object := range c.objects {
 				object.SetDeletionTimestamp(nil)
 				object.SetCreationTimestamp(metav1.NewTime(testNow))
+				switch object := object.(type) {
+				case *v1alpha1.TokenBucket:
+					objects = append(objects, &storedBucket{TokenBucket: *object})
+				case *v1alpha1.TemporaryLimitLease:
+					objects = append(objects, &storedLease{TemporaryLimitLease: *object})
+				}
 			}
-			stored := fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.objects...).Build()
+			stored := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()
 			empty := fake.NewClientBuilder().WithScheme(scheme).Build()
 			s := &orphans{
 				cached: empty, api: interceptor.NewClient(stored, c.api),

@@ -2,14 +2,17 @@ package controller
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"time"
 	"unicode/utf8"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -59,20 +62,65 @@ func (w writer) patchFinalizers(ctx context.Context, object client.Object, final
 // writeStatus writes what differs between the two, which must differ in nothing
 // but their status, and reports whether there was anything to write.
 func (w writer) writeStatus(ctx context.Context, before, after client.Object) (bool, error) {
-	difference, err := client.MergeFrom(before).Data(after)
-	if err != nil {
+	difference, err := statusDifference(before, after)
+	if err != nil || difference == nil {
 		return false, err
 	}
-	if string(difference) == "{}" {
-		return false, nil
-	}
 	fault.Point("controller.before-status")
-	err = w.client.Status().Patch(ctx, after, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	err = w.client.Status().Patch(ctx, after, client.RawPatch(types.MergePatchType, difference))
 	if err != nil {
 		return false, err
 	}
 	fault.Point("controller.after-status")
 	return true, nil
+}
+
+// statusDifference is the merge patch from one status to the next, on condition
+// that the object is the one that was read; nil when there is no difference. It
+// names nothing but the status, so an unreadable spec cannot be in its way.
+func statusDifference(before, after client.Object) ([]byte, error) {
+	was, err := statusOf(before)
+	if err != nil {
+		return nil, err
+	}
+	if damaged, ok := before.(interface{ storedStatus() json.RawMessage }); ok && damaged.storedStatus() != nil {
+		was = damaged.storedStatus()
+	}
+	is, err := statusOf(after)
+	if err != nil {
+		return nil, err
+	}
+	difference, err := jsonpatch.CreateMergePatch(inStatus(was), inStatus(is))
+	if err != nil || string(difference) == "{}" {
+		return nil, err
+	}
+	var patch map[string]json.RawMessage
+	if err := json.Unmarshal(difference, &patch); err != nil {
+		return nil, err
+	}
+	if patch["metadata"], err = json.Marshal(map[string]string{"resourceVersion": before.GetResourceVersion()}); err != nil {
+		return nil, err
+	}
+	return json.Marshal(patch)
+}
+
+func statusOf(object client.Object) (json.RawMessage, error) {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	var parts struct {
+		Status json.RawMessage `json:"status"`
+	}
+	err = json.Unmarshal(data, &parts)
+	return parts.Status, err
+}
+
+func inStatus(status json.RawMessage) []byte {
+	if len(status) == 0 {
+		return []byte(`{}`)
+	}
+	return slices.Concat([]byte(`{"status":`), status, []byte(`}`))
 }
 
 // notice is one transition to tell, as an event.

@@ -95,16 +95,16 @@ func (o Options) trusts(namespace string) bool {
 }
 
 // SetupWithManager registers both controllers, the index, the mirror and the
-// search for orphaned raises. The manager's scheme must know v1alpha1. It may be
-// called again for another manager of the same process.
+// search for orphaned raises. The manager's scheme must come from this package's
+// AddToScheme. It may be called again for another manager of the same process.
 func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	o, err := o.withDefaults()
 	if err != nil {
 		return err
 	}
-	err = mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.TemporaryLimitLease{}, bucketRefIndex,
+	err = mgr.GetFieldIndexer().IndexField(context.Background(), &storedLease{}, bucketRefIndex,
 		func(object client.Object) []string {
-			lease, ok := object.(*v1alpha1.TemporaryLimitLease)
+			lease, ok := object.(*storedLease)
 			if !ok {
 				return nil
 			}
@@ -136,7 +136,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("tokenbucket").
-		For(&v1alpha1.TokenBucket{}).
+		For(&storedBucket{}).
 		WatchesRawSource(queue.source()).
 		WithOptions(controllerOptions(o)).
 		Complete(&bucketReconciler{
@@ -149,8 +149,8 @@ func setupLeases(mgr ctrl.Manager, o Options, write writer, queue *queue) error 
 	r := &leaseReconciler{Options: o, writer: write, clock: time.Now, standing: newPerObject[string]()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("temporarylimitlease").
-		For(&v1alpha1.TemporaryLimitLease{}).
-		Watches(&v1alpha1.TokenBucket{}, handler.EnqueueRequestsFromMapFunc(r.leasesOf),
+		For(&storedLease{}).
+		Watches(&storedBucket{}, handler.EnqueueRequestsFromMapFunc(r.leasesOf),
 			builder.WithPredicates(bucketMattersToLeases())).
 		WatchesRawSource(queue.source()).
 		WithOptions(controllerOptions(o)).

@@ -118,6 +118,9 @@ type world struct {
 	store     *faultyStore
 	ledger    *ledger.Ledger
 	ahead     *atomic.Int64
+	settings  settings
+	// stop ends the manager, if one runs.
+	stop func()
 }
 
 // settings change a world before its manager starts.
@@ -130,6 +133,13 @@ type settings struct {
 func newWorld(t *testing.T, change ...func(*settings)) *world {
 	t.Helper()
 	t.Parallel()
+	return newWorldAlone(t, change...)
+}
+
+// newWorldAlone is for a test that changes what all tests share: it runs before
+// those that run side by side.
+func newWorldAlone(t *testing.T, change ...func(*settings)) *world {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &world{T: t, ctx: ctx, ahead: &atomic.Int64{}}
 	w.store = &faultyStore{Store: memory.New(memory.Options{Clock: w.now, Worker: "test"})}
@@ -145,14 +155,34 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	for _, f := range change {
 		f(&s)
 	}
-	ended := w.start(ctx, s)
+	w.run(s)
 	t.Cleanup(func() {
+		w.stop()
 		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("the manager ended with %v", err)
-		}
 	})
 	return w
+}
+
+// run starts a manager, which stop ends. One can be run after the other.
+func (w *world) run(s settings) {
+	w.Helper()
+	ctx, cancel := context.WithCancel(w.ctx)
+	ended := w.start(ctx, s)
+	w.settings = s
+	w.stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.Errorf("the manager ended with %v", err)
+		}
+		w.stop = func() {}
+	}
+}
+
+// restart runs another manager after the present one.
+func (w *world) restart() {
+	w.Helper()
+	w.stop()
+	w.run(w.settings)
 }
 
 // start runs a manager and the sweeper's work until the context ends.
@@ -167,7 +197,7 @@ func (w *world) start(ctx context.Context, s settings) <-chan error {
 		namespaces[namespace] = cache.Config{}
 	}
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme:  scheme,
+		Scheme:  managerScheme(w),
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache:   cache.Options{DefaultNamespaces: namespaces},
 		NewClient: func(config *rest.Config, options client.Options) (client.Client, error) {
@@ -199,6 +229,16 @@ func (w *world) start(ctx context.Context, s settings) <-chan error {
 		}
 	}()
 	return ended
+}
+
+// managerScheme reads both kinds as the manager does, whereas the tests read them
+// as any other client.
+func managerScheme(w *world) *runtime.Scheme {
+	w.Helper()
+	scheme := runtime.NewScheme()
+	w.must(clientgoscheme.AddToScheme(scheme))
+	w.must(controller.AddToScheme(scheme))
+	return scheme
 }
 
 // now is the ledger's clock.

@@ -8,7 +8,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/internal/fault"
 	"github.com/token-lease/operator/internal/ledger"
 )
@@ -27,7 +26,7 @@ type bucketReconciler struct {
 
 // Reconcile makes one pass over a TokenBucket.
 func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	b := &v1alpha1.TokenBucket{}
+	b := &storedBucket{}
 	err := r.client.Get(ctx, request.NamespacedName, b)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -35,7 +34,7 @@ func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 	case err != nil:
 		return ctrl.Result{}, err
 	}
-	plan := decideBucket(b, r.ClusterID, r.trusts(b.Namespace))
+	plan := decideBucket(&b.TokenBucket, b.unreadable, r.ClusterID, r.trusts(b.Namespace))
 	if plan == (bucketPlan{}) {
 		return ctrl.Result{}, nil
 	}
@@ -43,7 +42,7 @@ func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		if err := r.addFinalizer(ctx, b); err != nil {
 			return afterWrite(err)
 		}
-		r.standing.store(request.NamespacedName, closeRequest(b, r.ClusterID))
+		r.standing.store(request.NamespacedName, closeRequest(&b.TokenBucket, "", r.ClusterID))
 	}
 	found := r.act(ctx, plan)
 	if ctx.Err() != nil {
@@ -94,11 +93,11 @@ func (r *bucketReconciler) act(ctx context.Context, plan bucketPlan) bucketFindi
 }
 
 // report writes what was found, then lets an object go that is done with.
-func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, found bucketFinding) (ctrl.Result, error) {
+func (r *bucketReconciler) report(ctx context.Context, b *storedBucket, found bucketFinding) (ctrl.Result, error) {
 	now, key := r.clock(), client.ObjectKeyFromObject(b)
 	if found.closing != nil && found.closing.Done {
 		r.standing.forget(key)
-		ended := closedNotices(b)
+		ended := closedNotices(&b.TokenBucket)
 		if err := r.removeFinalizer(ctx, b); err != nil {
 			return afterWrite(err)
 		}
@@ -106,7 +105,7 @@ func (r *bucketReconciler) report(ctx context.Context, b *v1alpha1.TokenBucket, 
 		return ctrl.Result{}, nil
 	}
 	before := b.DeepCopy()
-	b.Status = bucketStatus(b, found, now)
+	b.Status = bucketStatus(&b.TokenBucket, found, now)
 	if onlyUsageDiffers(&before.Status, &b.Status) {
 		if wait := r.holdBack(key, now); wait > 0 {
 			return ctrl.Result{RequeueAfter: wait}, nil

@@ -18,15 +18,18 @@ type bucketPlan struct {
 	refuse  *failure
 }
 
-// decideBucket is a pure function of the object and of what its namespace may do.
-// An object that is being deleted never declares anything.
-func decideBucket(b *v1alpha1.TokenBucket, cluster string, trusted bool) bucketPlan {
+// decideBucket is a pure function of the object, of what of its spec cannot be
+// read, and of what its namespace may do. An object that is being deleted never
+// declares anything, nor does one that cannot be read.
+func decideBucket(b *v1alpha1.TokenBucket, unreadable, cluster string, trusted bool) bucketPlan {
 	switch {
 	case !b.DeletionTimestamp.IsZero():
 		if !controllerutil.ContainsFinalizer(b, v1alpha1.LedgerFinalizer) {
 			return bucketPlan{}
 		}
-		return bucketPlan{close: closeRequest(b, cluster)}
+		return bucketPlan{close: closeRequest(b, unreadable, cluster)}
+	case unreadable != "":
+		return bucketPlan{refuse: undecodable(unreadable)}
 	case !keyAllowed(b, trusted):
 		return bucketPlan{refuse: &failure{
 			reason: v1alpha1.ReasonKeyNotAllowed, stalled: true, after: resyncInterval,
@@ -51,12 +54,14 @@ func declareRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.ApplyDeclar
 	}
 }
 
-func closeRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.CloseBucket {
+// closeRequest closes by owner, so that a key which is only guessed does no harm,
+// and keeps the usage unless the spec says in so many words to remove it.
+func closeRequest(b *v1alpha1.TokenBucket, unreadable, cluster string) *ledger.CloseBucket {
 	deletion := ledger.DeletionRetain
 	if b.Spec.DeletionPolicy == v1alpha1.DeletionPolicyDelete {
 		deletion = ledger.DeletionDelete
 	}
-	return &ledger.CloseBucket{Key: bucketKeyOf(b), Owner: ownerOf(b, cluster), Deletion: deletion, Actor: actorUnknown}
+	return &ledger.CloseBucket{Key: knownKeyOf(b, unreadable), Owner: ownerOf(b, cluster), Deletion: deletion, Actor: actorUnknown}
 }
 
 // wasDeclared reports whether the ledger held this object's bucket before: the

@@ -34,25 +34,29 @@ func TestDecideBucket(t *testing.T) {
 		return func(b *v1alpha1.TokenBucket) { b.Spec.BucketKey = key }
 	}
 	for _, c := range []struct {
-		name    string
-		bucket  *v1alpha1.TokenBucket
-		trusted bool
-		want    string
+		name       string
+		bucket     *v1alpha1.TokenBucket
+		unreadable string
+		trusted    bool
+		want       string
 	}{
-		{"default key", testBucket(), false, "declare ns/b"},
-		{"key inside", testBucket(key("ns/other")), false, "declare ns/other"},
-		{"namespace alone", testBucket(key("ns/")), false, "refuse KeyNotAllowed"},
-		{"prefix without slash", testBucket(key("nsx/b")), false, "refuse KeyNotAllowed"},
-		{"key outside", testBucket(key("other/b")), false, "refuse KeyNotAllowed"},
-		{"key outside, trusted", testBucket(key("other/b")), true, "declare other/b"},
-		{"deleted", testBucket(deleting), false, "close ns/b Retain"},
-		{"deleted, to be removed", testBucket(deleting, func(b *v1alpha1.TokenBucket) { b.Spec.DeletionPolicy = "Delete" }), false, "close ns/b Delete"},
-		{"deleted, key no longer trusted", testBucket(deleting, key("other/b")), false, "close other/b Retain"},
-		{"deleted, not held", testBucket(deleting, func(b *v1alpha1.TokenBucket) { b.Finalizers = []string{"foreign/one"} }), false, "nothing"},
+		{"default key", testBucket(), "", false, "declare ns/b"},
+		{"key inside", testBucket(key("ns/other")), "", false, "declare ns/other"},
+		{"namespace alone", testBucket(key("ns/")), "", false, "refuse KeyNotAllowed"},
+		{"prefix without slash", testBucket(key("nsx/b")), "", false, "refuse KeyNotAllowed"},
+		{"key outside", testBucket(key("other/b")), "", false, "refuse KeyNotAllowed"},
+		{"key outside, trusted", testBucket(key("other/b")), "", true, "declare other/b"},
+		{"deleted", testBucket(deleting), "", false, "close ns/b Retain"},
+		{"deleted, to be removed", testBucket(deleting, func(b *v1alpha1.TokenBucket) { b.Spec.DeletionPolicy = "Delete" }), "", false, "close ns/b Delete"},
+		{"deleted, key no longer trusted", testBucket(deleting, key("other/b")), "", false, "close other/b Retain"},
+		{"deleted, not held", testBucket(deleting, func(b *v1alpha1.TokenBucket) { b.Finalizers = []string{"foreign/one"} }), "", false, "nothing"},
+		{"unreadable", testBucket(), "spec.limit", false, "refuse Undecodable"},
+		{"unreadable, deleted", testBucket(deleting, func(b *v1alpha1.TokenBucket) { b.Status.BucketKey = "ns/known" }), "spec.bucketKey", false, "close ns/known Retain"},
+		{"unreadable, deleted, never seen", testBucket(deleting), "spec.bucketKey", false, "close ns/b Retain"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := "nothing"
-			switch plan := decideBucket(c.bucket, "cluster", c.trusted); {
+			switch plan := decideBucket(c.bucket, c.unreadable, "cluster", c.trusted); {
 			case plan.declare != nil:
 				got = "declare " + plan.declare.Key
 			case plan.close != nil:
