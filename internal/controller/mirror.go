@@ -59,6 +59,9 @@ type shape struct {
 	activeRaise                string
 	activeVersion              int64
 	pendingRaises              int64
+	// decisions moves with each step of a raise, also one that only changes why it
+	// waits, which nothing else in here shows.
+	decisions int64
 }
 
 func newMirror(c cache.Cache, o Options, buckets, leases *queue) *mirror {
@@ -194,7 +197,7 @@ func shapeOf(s *ledger.Snapshot) shape {
 	now := shape{
 		present: true, closed: s.Closed, overLimit: s.OverLimitTokens > 0,
 		limit: s.Limit, baseLimit: s.BaseLimit, declaredGeneration: s.DeclaredGeneration,
-		epoch: s.LimitEpoch, pendingRaises: s.PendingRaises,
+		epoch: s.LimitEpoch, pendingRaises: s.PendingRaises, decisions: s.AuditSequence,
 	}
 	if s.Owner != nil {
 		now.ownerUID = s.Owner.UID

@@ -188,10 +188,13 @@ type Snapshot struct {
 	ActiveRaise     *Raise
 	PendingRaises   int64
 	LimitEpoch      int64
-	Revision        int64
-	Closed          bool
-	CreatedAt       time.Time
-	UpdatedAt       time.Time
+	// AuditSequence is the number of the latest audit row: it moves with each
+	// decision about the limit, also one to wait.
+	AuditSequence int64
+	Revision      int64
+	Closed        bool
+	CreatedAt     time.Time
+	UpdatedAt     time.Time
 }
 
 // NewSnapshot describes a bucket with its live raises.
@@ -202,7 +205,7 @@ func NewSnapshot(b *Bucket, raises []*Raise) Snapshot {
 		BaseLimit: b.Limit, UsedTokens: b.UsedTokens, ReservedTokens: b.ReservedTokens,
 		AvailableTokens: b.available(), OverLimitTokens: max(0, b.UsedTokens+b.ReservedTokens-b.Limit),
 		LeaseRecords: b.LeaseRecords, Settings: b.Settings, RaisePolicy: b.RaisePolicy,
-		LimitEpoch: b.LimitEpoch, Revision: b.Revision, Closed: b.ClosedAt != nil,
+		LimitEpoch: b.LimitEpoch, AuditSequence: b.AuditSequence, Revision: b.Revision, Closed: b.ClosedAt != nil,
 		CreatedAt: b.CreatedAt, UpdatedAt: b.UpdatedAt,
 	}
 	for _, r := range raises {
