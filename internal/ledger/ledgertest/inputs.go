@@ -1,7 +1,9 @@
 package ledgertest
 
 import (
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -12,7 +14,9 @@ var inputStories = []story{
 	{"hashes are the package's", hashesArePackages},
 	{"hostile amounts", hostileAmounts},
 	{"the largest numbers", largestNumbers},
+	{"zero is a number", zeroIsANumber},
 	{"hostile keys", hostileKeys},
+	{"random keys", randomKeys},
 	{"hostile durations", hostileDurations},
 	{"invalid requests leave the others alone", invalidAmongValid},
 	{"a clock that goes back", clockGoesBack},
@@ -120,6 +124,24 @@ func largestNumbers(w *world) {
 	w.wantCounters(ledger.MaxTokens-1, 1)
 }
 
+// Goal: 0 means 0 and never "none" (C06): a limit of 0 admits nothing, a commit of
+// 0 gives everything back.
+func zeroIsANumber(w *world) {
+	w.open(0)
+	w.refuse(w.reservation(1), ledger.CodeBudgetExceeded, map[string]any{"availableTokens": int64(0)})
+	w.setLimit(0, 10)
+	lease := w.reserve(10)
+	w.commit(lease, 0)
+	w.wantCounters(0, 0)
+	w.refuse(ledger.Commit{Key: key, LeaseID: lease.ID, ActualTokens: 1}, ledger.CodeCommitConflict, map[string]any{"actualTokens": int64(0)})
+	w.setLimit(10, 0)
+	w.wantLimit(0)
+	w.refuse(w.reservation(1), ledger.CodeBudgetExceeded, nil)
+	if s := w.stored(key); s.AvailableTokens != 0 || s.OverLimitTokens != 0 {
+		w.Errorf("a bucket of 0 shows %+v", s)
+	}
+}
+
 // Goal: keys that a store cannot hold or tell apart are refused (C11); others are
 // exact, to the byte.
 func hostileKeys(w *world) {
@@ -154,6 +176,46 @@ func hostileKeys(w *world) {
 	w.refuse(ledger.Reserve{Key: key, RequestKey: strings.Repeat("k", 257), Fingerprint: "f", Tokens: 1}, ledger.CodeInvalidInput, nil)
 	w.refuse(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: strings.Repeat("f", 4097), Tokens: 1}, ledger.CodeInvalidInput, nil)
 	w.must(ledger.Reserve{Key: key, RequestKey: strings.Repeat("é", 256), Fingerprint: " \x00" + strings.Repeat("f", 4094), Tokens: 1})
+}
+
+// Goal: a key is either refused as invalid or kept exactly, and no two share a
+// bucket (C11). Method: random strings of characters that encodings, JSON, SQL and
+// collations stumble over, up to the bound and beyond.
+func randomKeys(w *world) {
+	alphabet := []rune("aA\u00e9e\u0301\u0130\u0131\u00df\u1e9e\u212b\u00c5\uff21\u200d\u200b\u202e\u00a0\ufeff\ufffd\u0000\u001f\u007f\u0085'\"\\%_$;-/\u2028😀𝔘\U0010ffff ")
+	random := rand.New(rand.NewPCG(20881, 4821))
+	limits := map[string]int64{}
+	refused := 0
+	for range 300 {
+		runes := make([]rune, 1+random.IntN(1+random.IntN(220)))
+		for i := range runes {
+			runes[i] = alphabet[random.IntN(len(alphabet))]
+			if random.IntN(3) > 0 {
+				runes[i] = 'a' + rune(random.IntN(26))
+			}
+		}
+		name := string(runes)
+		if _, taken := limits[name]; taken {
+			continue
+		}
+		limit := int64(len(limits)) + 1
+		result := w.do(ledger.OpenBucket{Key: name, Limit: limit})[0]
+		if result.Err != nil {
+			refused++
+			w.wantRefusal(result, ledger.CodeInvalidInput, map[string]any{"field": "bucket"})
+			continue
+		}
+		limits[name] = limit
+		w.must(ledger.Reserve{Key: name, RequestKey: "r", Fingerprint: name, Tokens: 1})
+	}
+	if len(limits) == 0 || refused == 0 {
+		w.Errorf("%d keys were taken and %d refused: the strings are not what they should be", len(limits), refused)
+	}
+	for name, limit := range limits {
+		if s := w.stored(name); s.Key != name || s.Limit != limit || s.ReservedTokens != 1 {
+			w.Errorf("bucket %q reads %+v, want the limit %d and 1 reserved", name, s, limit)
+		}
+	}
 }
 
 // Goal: durations are positive, whole milliseconds, and not beyond the maximum.
@@ -213,24 +275,34 @@ func clockGoesBack(w *world) {
 	w.wantLease(lease.ID, ledger.LeaseExpired)
 }
 
-// Goal: an instant is never stored later than asked (C10).
+// Goal: an instant is never stored later than asked, and what was cut off makes no
+// difference when it is asked again (C10).
+// Method: fractions that a store could round up, or see as another instant.
 func instantsAreCut(w *world) {
 	w.declare(normalLimit)
-	expiresAt := w.now().Add(time.Minute).Add(time.Millisecond - time.Nanosecond)
-	startsAt := w.now().Add(time.Nanosecond)
-	request := w.raiseFrom("raise-1", 0, 0, func(r *ledger.StoreRaise) {
-		r.Grant.StartsAt, r.Grant.ExpiresAt = &startsAt, expiresAt
-	})
-	raise := w.store(request)
-	if !raise.ExpiresAt.Equal(w.now().Add(time.Minute)) || !raise.StartsAt.Equal(w.now()) {
-		w.Errorf("a window of [%v, %v) was stored as [%v, %v)", startsAt, expiresAt, raise.StartsAt, raise.ExpiresAt)
-	}
-	version := raise.Version
-	for range 20 {
-		w.store(request)
-	}
-	if again := w.raise("raise-1"); again.Version != version || !again.ExpiresAt.Equal(raise.ExpiresAt) {
-		w.Errorf("storing it again made %+v of %+v", again, raise)
+	for i, fraction := range []time.Duration{1, 999_900, 499_999, 500_000, 999_999} {
+		uid := fmt.Sprintf("raise-%d", i)
+		from, until := time.Duration(2*i)*time.Minute, time.Duration(2*i+1)*time.Minute
+		startsAt, expiresAt := w.now().Add(from+fraction), w.now().Add(until+fraction)
+		request := w.raiseFrom(uid, 0, 0, func(r *ledger.StoreRaise) {
+			r.Grant.StartsAt, r.Grant.ExpiresAt = &startsAt, expiresAt
+		})
+		raise := w.store(request)
+		if !raise.StartsAt.Equal(w.now().Add(from)) || !raise.ExpiresAt.Equal(w.now().Add(until)) {
+			w.Errorf("a window of [%v, %v) was stored as [%v, %v)", startsAt, expiresAt, raise.StartsAt, raise.ExpiresAt)
+		}
+		before, rows := w.raise(uid), len(w.audit())
+		for range 20 {
+			w.store(request)
+		}
+		// The same millisecond is the same instant, whichever part of it is asked for.
+		for _, other := range []time.Duration{0, 1, 999_999} {
+			request.Grant.ExpiresAt = w.now().Add(until + other)
+			w.store(request)
+		}
+		if again := w.raise(uid); again.Version != before.Version || !again.ExpiresAt.Equal(before.ExpiresAt) || len(w.audit()) != rows {
+			w.Errorf("storing it again made %+v of %+v", again, before)
+		}
 	}
 	w.wantIdle(1)
 }
