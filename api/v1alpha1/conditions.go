@@ -95,6 +95,9 @@ const (
 	ReasonBucketClosed = "BucketClosed"
 	// ReasonBucketAlreadyRaised: another raise is active; this one waits its turn.
 	ReasonBucketAlreadyRaised = "BucketAlreadyRaised"
+	// ReasonTooManyRaises: the bucket has as many raises that have not ended as it
+	// may have; this one is stored once another has ended.
+	ReasonTooManyRaises = "TooManyRaises"
 	// ReasonPending: the raise is stored and waits for its start.
 	ReasonPending = "Pending"
 	// ReasonActive: the temporary limit is in force.

@@ -288,7 +288,7 @@ func TestDeletionWaitsForReservations(t *testing.T) {
 	waiting := w.bucketIs("b", "waits for its reservations", func(b *v1alpha1.TokenBucket) bool {
 		return reasonIs(b.Status.Conditions, v1alpha1.ConditionReconciling, v1alpha1.ReasonReservationsOpen)
 	})
-	if *waiting.Status.ReservedTokens != 40 || !strings.Contains(show(waiting.Status.Conditions), "40 tokens") {
+	if *waiting.Status.ReservedTokens != 40 || strings.Contains(show(waiting.Status.Conditions), "40 tokens") {
 		t.Errorf("a bucket that waits: %s", show(waiting.Status))
 	}
 	w.commit(w.key("b"), lease, 10)

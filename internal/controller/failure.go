@@ -32,6 +32,8 @@ func failureOf(err error) *failure {
 		f.message = "The ledger cannot be used now, and is tried again: " + f.message
 	case ledger.CodeBucketNotFound, ledger.CodeBucketNotReady:
 		f.reason, f.after = v1alpha1.ReasonBucketNotReady, waitInterval
+	case ledger.CodeRaiseLimit:
+		f.reason, f.after = v1alpha1.ReasonTooManyRaises, backoffCap
 	case ledger.CodeOwnerConflict, ledger.CodeRaiseConflict:
 		f.reason, f.stalled, f.after = v1alpha1.ReasonConflict, true, resyncInterval
 	case ledger.CodeBucketRowMissing:

@@ -174,7 +174,7 @@ func TestLeaseStatus(t *testing.T) {
 		{"no bucket", nil, waitForBucket(leaseInput{lease: testLease()}),
 			"Ready-BucketNotFound Reconciling+BucketNotFound Stalled-BucketNotFound Active-BucketNotFound Restored-BucketNotFound Ended-BucketNotFound ReviewRequired-NoReviewNeeded"},
 		{"ledger away", nil, failureOf(ledger.Errorf(ledger.CodeUnavailable, "away")),
-			"Ready?LedgerUnavailable Reconciling+LedgerUnavailable Stalled-LedgerUnavailable Active absent Restored absent Ended absent ReviewRequired absent"},
+			"Ready?LedgerUnavailable Reconciling+LedgerUnavailable Stalled-LedgerUnavailable Active?LedgerUnavailable Restored?LedgerUnavailable Ended?LedgerUnavailable ReviewRequired?LedgerUnavailable"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := testLease()

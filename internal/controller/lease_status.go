@@ -26,6 +26,8 @@ func leaseStatus(lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, fail
 		showProgress(c, record)
 	case failed.unknown:
 		c.failed(failed)
+		c.complete(failed.reason, v1alpha1.ConditionActive, v1alpha1.ConditionRestored,
+			v1alpha1.ConditionEnded, v1alpha1.ConditionReviewRequired)
 		if status.State == "" {
 			status.State = v1alpha1.RaiseStatePending
 		}

@@ -173,6 +173,16 @@ func (c conditions) truth(kind string, is bool, reason, message string) {
 	c.set(kind, status, reason, message)
 }
 
+// complete adds the conditions that a status does not have yet: every kind is
+// there once an object was seen, so that nobody waits for one that never comes.
+func (c conditions) complete(reason string, kinds ...string) {
+	for _, kind := range kinds {
+		if meta.FindStatusCondition(*c.list, kind) == nil {
+			c.set(kind, metav1.ConditionUnknown, reason, "The ledger has not told yet.")
+		}
+	}
+}
+
 // settled sets the three conditions that kstatus reads, for an object that is
 // where its spec wants it.
 func (c conditions) settled(reason, message string) {

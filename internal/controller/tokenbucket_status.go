@@ -3,7 +3,6 @@ package controller
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -22,6 +21,9 @@ type bucketFinding struct {
 	failure  *failure
 }
 
+// limitConditions tell how the limit in the ledger stands.
+var limitConditions = []string{v1alpha1.ConditionLimitInSync, v1alpha1.ConditionRaised, v1alpha1.ConditionOverLimit}
+
 // bucketStatus is the status of a TokenBucket after a pass.
 func bucketStatus(b *v1alpha1.TokenBucket, found bucketFinding, now time.Time) v1alpha1.TokenBucketStatus {
 	status := *b.Status.DeepCopy()
@@ -29,8 +31,10 @@ func bucketStatus(b *v1alpha1.TokenBucket, found bucketFinding, now time.Time) v
 	switch {
 	case found.failure != nil:
 		showBucketFailure(&status, c, found.failure)
+		c.complete(found.failure.reason, limitConditions...)
 	case found.closing != nil:
 		showClosing(&status, c, *found.closing)
+		c.complete(v1alpha1.ReasonDeleting, limitConditions...)
 	default:
 		status.BucketKey = found.snapshot.Key
 		status.ObservedGeneration = b.Generation
@@ -117,7 +121,7 @@ func showBucketFailure(status *v1alpha1.TokenBucketStatus, c conditions, f *fail
 	}
 	status.Limit, status.UsedTokens, status.ReservedTokens, status.AvailableTokens = nil, nil, nil, nil
 	status.OverLimitTokens, status.UsedPercent, status.ActiveRaise, status.PendingRaises = nil, nil, nil, nil
-	for _, kind := range []string{v1alpha1.ConditionLimitInSync, v1alpha1.ConditionRaised, v1alpha1.ConditionOverLimit} {
+	for _, kind := range limitConditions {
 		c.set(kind, metav1.ConditionUnknown, f.reason, "The ledger does not hold the bucket.")
 	}
 }
@@ -127,10 +131,15 @@ func showClosing(status *v1alpha1.TokenBucketStatus, c conditions, closing ledge
 	reason, message := v1alpha1.ReasonDeleting, "The ledger has done what the deletion asks for."
 	if !closing.Done {
 		reason = v1alpha1.ReasonReservationsOpen
-		message = "The bucket is closed and is removed once nothing is reserved; still reserved: " +
-			strconv.FormatInt(closing.ReservedTokens, 10) + " tokens."
+		message = "The bucket is closed and is removed once nothing is reserved; status.reservedTokens tells what still is."
 		status.ReservedTokens = ptr.To(closing.ReservedTokens)
 	}
+	// Closing has ended every raise. What the limit is since is not asked for.
+	if status.ActiveRaise != nil {
+		status.ActiveRaise, status.Limit, status.AvailableTokens, status.OverLimitTokens, status.UsedPercent = nil, nil, nil, nil, nil
+	}
+	status.PendingRaises = nil
+	c.set(v1alpha1.ConditionRaised, metav1.ConditionFalse, v1alpha1.ReasonNotRaised, "No raise is in force.")
 	c.set(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, message)
 	c.set(v1alpha1.ConditionReconciling, metav1.ConditionTrue, reason, message)
 	c.set(v1alpha1.ConditionStalled, metav1.ConditionFalse, reason, "")

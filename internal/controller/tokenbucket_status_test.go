@@ -64,17 +64,17 @@ func TestBucketStatus(t *testing.T) {
 		{"another's limit", bucketFinding{snapshot: testSnapshot(func(s *ledger.Snapshot) { s.Limit, s.BaseLimit = 40, 40; s.OverLimitTokens = 10 })},
 			"Ready+Ready Reconciling-Ready Stalled-Ready LimitInSync-LimitChanged Raised-NotRaised OverLimit+OverLimit"},
 		{"conflict", ledgerError(ledger.CodeOwnerConflict),
-			"Ready-Conflict Reconciling-Conflict Stalled+Conflict LimitInSync absent Raised absent OverLimit absent"},
+			"Ready-Conflict Reconciling-Conflict Stalled+Conflict LimitInSync?Conflict Raised?Conflict OverLimit?Conflict"},
 		{"row missing", ledgerError(ledger.CodeBucketRowMissing),
 			"Ready-BucketRowMissing Reconciling-BucketRowMissing Stalled+BucketRowMissing LimitInSync?BucketRowMissing Raised?BucketRowMissing OverLimit?BucketRowMissing"},
 		{"refused value", ledgerError(ledger.CodeInvalidInput),
-			"Ready-InvalidSpec Reconciling-InvalidSpec Stalled+InvalidSpec LimitInSync absent Raised absent OverLimit absent"},
+			"Ready-InvalidSpec Reconciling-InvalidSpec Stalled+InvalidSpec LimitInSync?InvalidSpec Raised?InvalidSpec OverLimit?InvalidSpec"},
 		{"ledger away", ledgerError(ledger.CodeUnavailable),
-			"Ready?LedgerUnavailable Reconciling+LedgerUnavailable Stalled-LedgerUnavailable LimitInSync absent Raised absent OverLimit absent"},
+			"Ready?LedgerUnavailable Reconciling+LedgerUnavailable Stalled-LedgerUnavailable LimitInSync?LedgerUnavailable Raised?LedgerUnavailable OverLimit?LedgerUnavailable"},
 		{"broken row", ledgerError(ledger.CodeStateCorrupt),
-			"Ready-InternalError Reconciling-InternalError Stalled+InternalError LimitInSync absent Raised absent OverLimit absent"},
+			"Ready-InternalError Reconciling-InternalError Stalled+InternalError LimitInSync?InternalError Raised?InternalError OverLimit?InternalError"},
 		{"closing", bucketFinding{closing: &ledger.Closing{ReservedTokens: 7}},
-			"Ready-ReservationsOpen Reconciling+ReservationsOpen Stalled-ReservationsOpen LimitInSync absent Raised absent OverLimit absent"},
+			"Ready-ReservationsOpen Reconciling+ReservationsOpen Stalled-ReservationsOpen LimitInSync?Deleting Raised-NotRaised OverLimit?Deleting"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := testBucket()
