@@ -100,17 +100,29 @@ type AuditRow struct {
 type History struct {
 	// LastSequence is the number of its latest audit row, 0 for none.
 	LastSequence int64
-	LastEvent    AuditEvent
-	// Cluster, Namespace and OwnerName are the owner in that row.
+	// LastEvent is the latest of its LifeCycleEvents; raises write rows about a
+	// bucket that is gone, too.
+	LastEvent AuditEvent
+	// Cluster, Namespace and OwnerName are the owner in that row, if it had one.
 	Cluster, Namespace, OwnerName string
 }
 
-// belongedTo reports whether the object owned the bucket at the end.
+// LifeCycleEvents are the events that begin or end a bucket, or show that it is
+// there.
+func LifeCycleEvents() []AuditEvent {
+	return []AuditEvent{
+		AuditBucketOpened, AuditBucketAdopted, AuditBucketReopened,
+		AuditBucketClosed, AuditBucketDeleted, AuditBucketForgotten,
+	}
+}
+
+// belongedTo reports whether the object owned the bucket at the end. A bucket
+// without an owner belongs to whoever claims its key.
 func (h History) belongedTo(o Owner) bool {
-	return h.Cluster == o.Cluster && h.Namespace == o.Namespace && h.OwnerName == o.Name
+	return h.OwnerName == "" || h.Cluster == o.Cluster && h.Namespace == o.Namespace && h.OwnerName == o.Name
 }
 
 // vanished reports whether a row must have existed and gone without the ledger.
 func (h History) vanished() bool {
-	return h.LastSequence > 0 && h.LastEvent != AuditBucketDeleted && h.LastEvent != AuditBucketForgotten
+	return h.LastEvent != "" && h.LastEvent != AuditBucketDeleted && h.LastEvent != AuditBucketForgotten
 }

@@ -51,7 +51,8 @@ func (o Owner) sameObject(other Owner) bool {
 	return o.Cluster == other.Cluster && o.Namespace == other.Namespace && o.Name == other.Name
 }
 
-// RaisePolicy bounds raises on a bucket. The zero value refuses them all.
+// RaisePolicy bounds raises on a bucket. The zero value refuses them all, as
+// ModeDisabled does.
 type RaisePolicy struct {
 	Mode Mode
 	// MaxLimit is the highest temporary limit, in tokens.
@@ -90,18 +91,27 @@ func (s ReservationSettings) validate() error {
 	return counter("maxRecords", s.MaxRecords)
 }
 
+// stored is the policy as it is kept: one form for one meaning.
+func (p RaisePolicy) stored() RaisePolicy {
+	if p.Mode == "" {
+		p.Mode = ModeDisabled
+	}
+	return p
+}
+
 func (p RaisePolicy) validate() error {
 	switch p.Mode {
-	case ModeDisabled, "":
-		return nil
-	case ModeEnforce, ModeObserveOnly:
-		if err := counter("raises.maxLimit", p.MaxLimit); err != nil {
-			return err
-		}
-		return milliseconds("raises.maxDuration", p.MaxDuration)
+	case ModeDisabled, ModeEnforce, ModeObserveOnly, "":
 	default:
 		return invalid("raises.mode", "raises.mode must be Enforce, ObserveOnly or Disabled, not %q.", p.Mode)
 	}
+	if err := counter("raises.maxLimit", p.MaxLimit); err != nil {
+		return err
+	}
+	if p.MaxDuration == 0 && (p.Mode == ModeDisabled || p.Mode == "") {
+		return nil
+	}
+	return milliseconds("raises.maxDuration", p.MaxDuration)
 }
 
 // Bucket is one budget as the ledger keeps it.

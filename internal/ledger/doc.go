@@ -33,6 +33,8 @@
 //	SetLimit                 | ambiguous after a lost  | takes an operation ID: the same ID has the same outcome
 //	                         | acknowledgement         |
 //	closed bucket            | -                       | bucket_closed for Reserve; settling works
+//	updatedAt                | moves with the revision | also moves when only evidence was written: a refused SetLimit, a
+//	                         |                         | refused actual figure
 //	vanished row             | bucket_not_found        | OpenBucket and ApplyDeclared refuse with bucket_row_missing: it is
 //	                         |                         | never opened again with used = 0
 //
@@ -48,6 +50,12 @@
 //     too, with an audit row; neither changes the bucket's revision.
 //   - Incarnations of an owner are ordered by creation timestamp. Within one
 //     second, the UID that was retired last is the one refused.
+//   - A raise is linked to newer objects only, by creation timestamp. A bucket has
+//     at most MaxLiveRaises raises that have not ended.
+//   - A raise in force whose bucket's row has vanished ends at the next look with
+//     LimitChanged, for review: it is without effect.
+//   - A bucket whose pointer names no active raise, as after a restore of its row
+//     by hand, admits nothing until somebody decides on its limit.
 //   - Deleting the owner of a bucket whose row had vanished ends the bucket's
 //     history (BucketForgotten), after which the key may be opened anew.
 package ledger

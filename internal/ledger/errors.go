@@ -52,6 +52,9 @@ const (
 	// CodeRaiseConflict means that a raise with this ID is recorded with other
 	// inputs. The recorded one stands.
 	CodeRaiseConflict Code = "raise_conflict"
+	// CodeRaiseLimit refuses one raise too many on a bucket; it may succeed once
+	// another has ended.
+	CodeRaiseLimit Code = "raise_limit"
 	// CodeRaiseNotFound means that no raise is recorded for the object.
 	CodeRaiseNotFound Code = "raise_not_found"
 	// CodeOperationConflict means that an operation ID was used with other inputs.
@@ -92,7 +95,7 @@ func (e *Error) Is(target error) bool {
 // changing anything.
 func (e *Error) Retryable() bool {
 	switch e.Code {
-	case CodeUnavailable, CodeOutcomeUnknown, CodeBucketNotReady:
+	case CodeUnavailable, CodeOutcomeUnknown, CodeBucketNotReady, CodeRaiseLimit:
 		return true
 	default:
 		return false

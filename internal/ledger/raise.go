@@ -39,6 +39,9 @@ const (
 	ReasonRaisesDisabled      Reason = "RaisesDisabled"
 	ReasonPolicyRefused       Reason = "PolicyRefused"
 	ReasonExpired             Reason = "Expired"
+	// ReasonLimitBelowAllocated is an audit row's: a limit was not set because it
+	// was lower than what is used and reserved.
+	ReasonLimitBelowAllocated Reason = "LimitBelowAllocated"
 )
 
 // OnBaseChange says what a raise does when the declared limit changes under it.
@@ -52,6 +55,10 @@ const (
 	BaseChangeRebase OnBaseChange = "Rebase"
 )
 
+// MaxLiveRaises bounds the raises of one bucket that have not ended: each request
+// to the bucket looks at all of them.
+const MaxLiveRaises = 100
+
 // MismatchGrace is how long a raise waits for the limit to become the one that it
 // expects: a bucket and its lease may arrive in one apply.
 const MismatchGrace = 60 * time.Second
@@ -59,7 +66,10 @@ const MismatchGrace = 60 * time.Second
 // Grant is what was asked for in a raise.
 type Grant struct {
 	// UID is the asking object's; the first one names the raise.
-	UID                      string
+	UID string
+	// CreatedAt is the object's creation timestamp, which orders incarnations: a
+	// record is never linked back to an older one.
+	CreatedAt                time.Time
 	Cluster, Namespace, Name string
 	TenantID                 string
 	ScopedKeyID              string
@@ -110,6 +120,9 @@ func (g Grant) validate() error {
 	if g.OnBaseChange != BaseChangeReview && g.OnBaseChange != BaseChangeRebase {
 		return invalid("onBaseChange", "onBaseChange must be Review or Rebase, not %q.", g.OnBaseChange)
 	}
+	if err := instant("createdAt", g.CreatedAt); err != nil {
+		return err
+	}
 	if err := instant("expiresAt", g.ExpiresAt); err != nil {
 		return err
 	}
@@ -151,10 +164,12 @@ type Raise struct {
 	Cluster   string
 	Namespace string
 	Name      string
-	// CurrentUID is the UID of the object that stands for the raise now.
-	CurrentUID  string
-	TenantID    string
-	ScopedKeyID string
+	// CurrentUID is the UID of the object that stands for the raise now,
+	// CurrentCreatedAt its creation timestamp.
+	CurrentUID       string
+	CurrentCreatedAt time.Time
+	TenantID         string
+	ScopedKeyID      string
 
 	NormalLimit    int64
 	TemporaryLimit int64
@@ -206,15 +221,28 @@ func (r *Raise) Clone() *Raise {
 // Ran reports whether the raise was ever in force.
 func (r *Raise) Ran() bool { return r.ActivatedAt != nil }
 
+// The suffixes of operation IDs that belong to raises.
+const (
+	suffixActivate        = ":activate"
+	suffixRestore         = ":restore"
+	suffixRevoke          = ":revoke"
+	suffixObserveActivate = ":observe-activate"
+	suffixObserveRestore  = ":observe-restore"
+)
+
+var raiseOperationSuffixes = []string{
+	suffixActivate, suffixRestore, suffixRevoke, suffixObserveActivate, suffixObserveRestore,
+}
+
 // ActivateOperation names the effect of putting the raise in force.
-func (r *Raise) ActivateOperation() string { return r.ID + ":activate" }
+func (r *Raise) ActivateOperation() string { return r.ID + suffixActivate }
 
 // RestoreOperation names the effect of its restore at expiry or at the closing of
 // its bucket.
-func (r *Raise) RestoreOperation() string { return r.ID + ":restore" }
+func (r *Raise) RestoreOperation() string { return r.ID + suffixRestore }
 
 // RevokeOperation names the effect of ending it because its object was deleted.
-func (r *Raise) RevokeOperation() string { return r.ID + ":revoke" }
+func (r *Raise) RevokeOperation() string { return r.ID + suffixRevoke }
 
-func (r *Raise) observeActivateOperation() string { return r.ID + ":observe-activate" }
-func (r *Raise) observeRestoreOperation() string  { return r.ID + ":observe-restore" }
+func (r *Raise) observeActivateOperation() string { return r.ID + suffixObserveActivate }
+func (r *Raise) observeRestoreOperation() string  { return r.ID + suffixObserveRestore }

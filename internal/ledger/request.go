@@ -191,7 +191,7 @@ type CloseBucket struct {
 // StoreRaise stores the intent of a raise, or finds the record that exists for
 // it; a repetition can only move ExpiresAt earlier. Answers Raise, in whatever
 // state it is. Refuses with bucket_not_ready, bucket_not_found, bucket_closed,
-// owner_conflict or raise_conflict.
+// owner_conflict, raise_limit or raise_conflict.
 type StoreRaise struct {
 	Key   string
 	Grant Grant

@@ -32,6 +32,10 @@ func (u *unit) createBucket(limit int64, settings ReservationSettings) {
 		RaisePolicy: RaisePolicy{Mode: ModeDisabled}, AuditSequence: u.view.History.LastSequence,
 		CreatedAt: u.now, UpdatedAt: u.now,
 	}
+	// What a bucket left behind whose row had vanished is none of this one's.
+	u.view.Leases, u.view.Operations = nil, nil
+	clear(u.leaseByID)
+	clear(u.leaseByHash)
 	u.fx.LimitWritten = true
 	u.changed = true
 }
@@ -65,7 +69,7 @@ func (r Reserve) apply(u *unit) Result {
 		return Result{Err: u.notFound()}
 	}
 	hash := requestHash(r.Key, r.RequestKey)
-	if existing := u.leaseByRequest(hash); existing != nil {
+	if existing := u.leaseByHash[hash]; existing != nil {
 		ttl := r.TTL
 		if ttl == 0 {
 			ttl = existing.TTL
@@ -105,13 +109,16 @@ func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 		return Errorf(CodeInvalidInput, "Lease expiration would exceed the range of instants.")
 	case b.ClosedAt != nil:
 		return closedError(b.Key)
+	case b.ActiveRaiseID != "" && u.activeRaise() == nil:
+		return corrupt("bucket %q points at the raise %s, of which the ledger has no active record, so nobody would end it; set the limit to decide which one holds",
+			b.Key, b.ActiveRaiseID)
 	case b.Settings.MaxRecords > 0 && b.LeaseRecords >= b.Settings.MaxRecords:
 		return Errorf(CodeBucketRecordLimit, "Bucket reached its retained lease record limit.").
 			WithDetails(map[string]any{"maxLeasesPerBucket": b.Settings.MaxRecords})
 	case r.Tokens > b.available():
 		return Errorf(CodeBudgetExceeded, "Requested tokens exceed available capacity.").
 			WithDetails(map[string]any{"requestedTokens": r.Tokens, "availableTokens": b.available()})
-	case u.lease(r.LeaseID) != nil:
+	case u.leaseByID[r.LeaseID] != nil:
 		return Errorf(CodeLeaseIDCollision, "New lease id already exists.")
 	default:
 		return nil
@@ -128,7 +135,7 @@ func (r Commit) apply(u *unit) Result {
 	if b == nil {
 		return Result{Err: u.notFound()}
 	}
-	lease := u.lease(r.LeaseID)
+	lease := u.leaseByID[r.LeaseID]
 	if lease == nil {
 		return Result{Err: leaseNotFound(r.LeaseID)}
 	}
@@ -182,10 +189,8 @@ func (u *unit) noteRefused(lease *Lease, tokens int64) {
 		lease.RefusedTokens = pointer(tokens)
 	}
 	lease.RefusedCommits = min(lease.RefusedCommits+1, MaxTokens)
-	if !u.newLeases[lease] {
-		u.dirtyLeases[lease] = true
-	}
-	u.rowChanged = true
+	u.dirtyLeases[lease] = true
+	u.noted = true
 }
 
 func leaseNotFound(id string) *Error {
@@ -197,7 +202,7 @@ func (r Release) apply(u *unit) Result {
 	if b == nil {
 		return Result{Err: u.notFound()}
 	}
-	lease := u.lease(r.LeaseID)
+	lease := u.leaseByID[r.LeaseID]
 	if lease == nil {
 		return Result{Err: leaseNotFound(r.LeaseID)}
 	}

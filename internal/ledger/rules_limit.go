@@ -31,7 +31,7 @@ func (r SetLimit) apply(u *unit) Result {
 	switch {
 	case refusal != nil:
 		record.Code, record.Message, record.Details = refusal.Code, refusal.Message, refusal.Details
-		row.Outcome, row.Reason = OutcomeRefused, Reason(refusal.Code)
+		row.Outcome, row.Reason = OutcomeRefused, refusalReason(refusal)
 		u.audit(row)
 	case r.Limit != b.Limit || b.ActiveRaiseID != "":
 		u.writeLimit(r.Limit, nil)
@@ -51,6 +51,14 @@ func (r SetLimit) refusal(b *Bucket) *Error {
 			WithDetails(map[string]any{"limit": r.Limit, "allocated": allocated})
 	}
 	return nil
+}
+
+// refusalReason says in the audit's words why a limit was not set.
+func refusalReason(refusal *Error) Reason {
+	if refusal.Code == CodeLimitChanged {
+		return ReasonLimitChanged
+	}
+	return ReasonLimitBelowAllocated
 }
 
 func (r ApplyDeclared) apply(u *unit) Result {
@@ -78,7 +86,7 @@ func (r ApplyDeclared) open(u *unit) *Error {
 	b := u.view.Bucket
 	b.Owner, b.TenantID, b.ScopedKeyID = clonePointer(&r.Owner), d.TenantID, d.ScopedKeyID
 	b.DeclaredLimit, b.DeclaredGeneration = pointer(d.Limit), r.Generation
-	b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, d.Raises
+	b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, d.Raises.stored()
 	u.audit(AuditRow{Event: AuditBucketOpened, Outcome: OutcomeApplied, RequestedLimit: pointer(d.Limit), Actor: r.Actor})
 	return nil
 }
@@ -154,17 +162,18 @@ func (r ApplyDeclared) change(u *unit) {
 	mine := b.DeclaredLimit == nil || *b.DeclaredLimit == base
 	isNew := b.DeclaredLimit == nil || *b.DeclaredLimit != d.Limit || b.DeclaredGeneration < r.Generation
 
-	policyChanged := b.RaisePolicy != d.Raises
+	policy := d.Raises.stored()
+	policyChanged := b.RaisePolicy != policy
 	if isNew || policyChanged || b.ScopedKeyID != d.ScopedKeyID || b.Settings != d.Settings ||
 		b.ConflictPolicy != d.ConflictPolicy || b.TenantID != d.TenantID {
 		b.DeclaredLimit, b.DeclaredGeneration = pointer(d.Limit), r.Generation
 		b.TenantID, b.ScopedKeyID, b.Settings = d.TenantID, d.ScopedKeyID, d.Settings
-		b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, d.Raises
+		b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, policy
 		u.changed = true
 	}
 	if policyChanged {
-		u.audit(AuditRow{Event: AuditPolicyChanged, Outcome: OutcomeApplied, Reason: Reason(d.Raises.Mode),
-			Actor: r.Actor, RequestedLimit: pointer(d.Raises.MaxLimit), PriorLimit: pointer(b.Limit)})
+		u.audit(AuditRow{Event: AuditPolicyChanged, Outcome: OutcomeApplied, Reason: Reason(policy.Mode),
+			Actor: r.Actor, PriorLimit: pointer(b.Limit)})
 	}
 	row := AuditRow{Event: AuditLimitDeclared, Outcome: OutcomeApplied, Actor: r.Actor,
 		RequestedLimit: pointer(d.Limit), PriorLimit: pointer(b.Limit)}

@@ -15,8 +15,11 @@ func (r StoreRaise) apply(u *unit) Result {
 		return Result{Raise: existing}
 	}
 	if existing := u.raiseForGrant(grant.key(r.Key)); existing != nil {
-		u.link(existing, grant)
-		u.shorten(existing, grant)
+		// Within one second both stand for it in turn, until one of them is gone.
+		if !grant.CreatedAt.Before(existing.CurrentCreatedAt) {
+			u.link(existing, grant)
+			u.shorten(existing, grant)
+		}
 		return Result{Raise: existing}
 	}
 	if err := r.ready(u); err != nil {
@@ -40,9 +43,22 @@ func (r StoreRaise) ready(u *unit) *Error {
 		return notReady(b)
 	case b.ClosedAt != nil:
 		return closedError(b.Key)
+	case u.liveRaises() >= MaxLiveRaises:
+		return Errorf(CodeRaiseLimit, "The bucket has as many raises that have not ended as it may have; wait for one to end, or delete one.").
+			WithDetails(map[string]any{"bucket": b.Key, "maxLiveRaises": int64(MaxLiveRaises)})
 	default:
 		return nil
 	}
+}
+
+func (u *unit) liveRaises() int {
+	n := 0
+	for _, r := range u.view.Raises {
+		if !r.State.Ended() {
+			n++
+		}
+	}
+	return n
 }
 
 func notReady(b *Bucket) *Error {
@@ -63,7 +79,7 @@ func (u *unit) raiseForGrant(key GrantKey) *Raise {
 // link makes a new incarnation of the object stand for the record that exists,
 // in whatever state it is: the same grant is not raised twice.
 func (u *unit) link(r *Raise, grant Grant) {
-	r.CurrentUID = grant.UID
+	r.CurrentUID, r.CurrentCreatedAt = grant.UID, Truncate(grant.CreatedAt)
 	u.changeRaise(r)
 	row := u.raiseRow(r, AuditRaiseLinked, OutcomeApplied, r.Reason)
 	row.Actor = grant.Actor
@@ -89,7 +105,7 @@ func (u *unit) shorten(r *Raise, grant Grant) {
 func (u *unit) storeIntent(key string, grant Grant) *Raise {
 	r := &Raise{
 		ID: grant.UID, BucketKey: key, Cluster: grant.Cluster, Namespace: grant.Namespace, Name: grant.Name,
-		CurrentUID: grant.UID, TenantID: grant.TenantID, ScopedKeyID: grant.ScopedKeyID,
+		CurrentUID: grant.UID, CurrentCreatedAt: Truncate(grant.CreatedAt), TenantID: grant.TenantID, ScopedKeyID: grant.ScopedKeyID,
 		NormalLimit: grant.NormalLimit, TemporaryLimit: grant.TemporaryLimit,
 		StartsAt: u.now, ExpiresAt: grant.ExpiresAt, ApprovalID: grant.ApprovalID, Actor: grant.Actor, Purpose: grant.Purpose,
 		GrantHash: grant.hash(key), OnBaseChange: grant.OnBaseChange,
@@ -154,4 +170,7 @@ func (u *unit) endWithoutBucket(r *Raise, reason Reason, actor string) {
 	row := u.raiseRow(r, AuditRaiseFailed, OutcomeApplied, reason)
 	row.Actor = actor
 	u.audit(row)
+	u.fx.Transitions = append(u.fx.Transitions, Transition{
+		BucketKey: u.view.Key, RaiseID: r.ID, Kind: TransitionFail, Outcome: OutcomeApplied, Reason: reason, DueAt: u.now, At: u.now,
+	})
 }

@@ -81,7 +81,6 @@ func (u *unit) closeWindow(s step) {
 		return
 	}
 	u.endRaise(r, ReasonObserveOnly)
-	u.freeApproval(r)
 	u.recordOperation(OperationRecord{ID: r.observeRestoreOperation(), Inputs: r.GrantHash})
 	u.report(s, TransitionObserve, AuditRaiseObserved, OutcomeObserved, ReasonObserveOnly,
 		r.observeRestoreOperation(), u.view.Bucket.Limit)
@@ -91,9 +90,14 @@ func (u *unit) closeWindow(s step) {
 // stood in the way.
 func (u *unit) observeStart(s step, raised bool) {
 	r := s.raise
-	r.ObservedAt, r.MismatchSince = pointer(u.now), nil
-	r.Reason, r.ObservedLimit = ReasonObserveOnly, pointer(u.view.Bucket.Limit)
+	again := r.ObservedAt != nil
+	r.Reason, r.MismatchSince = ReasonObserveOnly, nil
 	u.changeRaise(r)
+	if again {
+		// The mode went away and came back; what would have been done is noted.
+		return
+	}
+	r.ObservedAt, r.ObservedLimit = pointer(u.now), pointer(u.view.Bucket.Limit)
 	reason := ReasonObserveOnly
 	switch {
 	case !u.policyAllows(r):
@@ -115,7 +119,7 @@ func (u *unit) wait(s step, reason Reason) {
 	r := s.raise
 	r.Reason, r.ObservedLimit = reason, pointer(u.view.Bucket.Limit)
 	u.changeRaise(r)
-	u.report(s, TransitionWait, AuditRaiseWaiting, OutcomeWaiting, reason, r.ActivateOperation(), u.view.Bucket.Limit)
+	u.report(s, TransitionWait, AuditRaiseWaiting, OutcomeWaiting, reason, "", u.view.Bucket.Limit)
 }
 
 // failRaise ends a raise without touching the limit.
@@ -142,6 +146,9 @@ func (u *unit) endRaise(r *Raise, reason Reason) {
 	r.State, r.Reason, r.MismatchSince = RaiseFailed, reason, nil
 	r.EndedAt, r.ObservedLimit = pointer(u.now), pointer(u.view.Bucket.Limit)
 	u.changeRaise(r)
+	if !r.Ran() && u.effectiveMode() == ModeObserveOnly {
+		u.freeApproval(r)
+	}
 }
 
 // report writes the audit row of a step and tells the metrics.

@@ -32,3 +32,25 @@ func TestClockOutOfRange(t *testing.T) {
 		})
 	}
 }
+
+// Goal: a bucket that points at a raise which nobody would end admits nothing, and
+// a decision on its limit heals it. Method: a view as another hand leaves it that
+// removed the raise's row, or restored the bucket's row from a backup.
+func TestPointerWithoutRaise(t *testing.T) {
+	view := &View{Key: "b", Bucket: &Bucket{
+		Key: "b", Limit: 300, ActiveRaiseID: "gone", LimitEpoch: 1, Revision: 1, AuditSequence: 1,
+		Settings: DefaultSettings(), CreatedAt: time.Unix(1000, 0), UpdatedAt: time.Unix(1000, 0),
+	}}
+	reserve := Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 1, LeaseID: "l"}
+	setLimit := SetLimit{Key: "b", ExpectedLimit: 300, Limit: 100, OperationID: "o"}
+	results, _ := Run(view, time.Unix(2000, 0), "w", []Request{reserve, setLimit, reserve})
+	for i, want := range []Code{CodeStateCorrupt, "", ""} {
+		var code Code
+		if err := results[i].Err; err != nil {
+			code = err.Code
+		}
+		if code != want {
+			t.Errorf("request %d was answered %q, want %q", i, code, want)
+		}
+	}
+}

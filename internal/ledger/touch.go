@@ -33,6 +33,7 @@ type step struct {
 func (u *unit) touch() []string {
 	b := u.view.Bucket
 	if b == nil {
+		u.endRaisesOfVanishedBucket()
 		return nil
 	}
 	// Each step ends a raise or marks it as waiting, and each end of another raise
@@ -107,7 +108,7 @@ func (u *unit) appendDue(due []step, r *Raise, raised bool) []step {
 		if u.now.Before(r.StartsAt) {
 			return due
 		}
-		if r.MismatchSince != nil && !u.now.Before(r.MismatchSince.Add(MismatchGrace)) {
+		if u.inGrace(r) && !u.now.Before(r.MismatchSince.Add(MismatchGrace)) {
 			due = append(due, step{kind: stepGraceOver, dueAt: r.MismatchSince.Add(MismatchGrace), raise: r})
 		}
 		if u.startIsDue(r, raised) {
@@ -127,7 +128,7 @@ func (u *unit) startIsDue(r *Raise, raised bool) bool {
 	}
 	switch u.effectiveMode() {
 	case ModeObserveOnly:
-		return r.ObservedAt == nil
+		return r.Reason != ReasonObserveOnly
 	case ModeEnforce:
 		if raised {
 			return r.Reason != ReasonBucketAlreadyRaised
@@ -135,6 +136,27 @@ func (u *unit) startIsDue(r *Raise, raised bool) bool {
 		return r.MismatchSince == nil || u.view.Bucket.Limit == r.NormalLimit
 	default:
 		return true
+	}
+}
+
+// inGrace reports whether a raise waits for the limit to become the one that it
+// expects. In an observe-only bucket nothing waits.
+func (u *unit) inGrace(r *Raise) bool {
+	return r.MismatchSince != nil && u.effectiveMode() == ModeEnforce
+}
+
+// endRaisesOfVanishedBucket ends raises that have no limit left to be about: an
+// active one at once, for review, since it is without effect; a pending one when
+// its window is over, because the row may be restored until then.
+func (u *unit) endRaisesOfVanishedBucket() {
+	for _, r := range u.view.Raises {
+		switch {
+		case r.State == RaiseActive:
+			r.ReviewRequired = true
+			u.endWithoutBucket(r, ReasonLimitChanged, r.Actor)
+		case r.State == RaisePending && !u.now.Before(r.ExpiresAt):
+			u.endWithoutBucket(r, ReasonWindowMissed, r.Actor)
+		}
 	}
 }
 
@@ -164,7 +186,7 @@ func (u *unit) nextTransition() time.Time {
 			if u.now.Before(r.StartsAt) && !raised {
 				consider(r.StartsAt)
 			}
-			if r.MismatchSince != nil {
+			if u.inGrace(r) {
 				consider(r.MismatchSince.Add(MismatchGrace))
 			}
 		case RaiseRestoring, RaiseRestored, RaiseFailed:

@@ -18,12 +18,15 @@ type unit struct {
 	badClock bool
 
 	fx Effects
-	// changed is set by a rule that changed anything during the current request.
-	changed bool
+	// changed is set by a rule that changed anything during the current request,
+	// noted by one that only wrote evidence.
+	changed, noted bool
 	// rowExisted tells an insert from an update at the end.
 	rowExisted bool
 	rowChanged bool
 
+	leaseByID   map[string]*Lease
+	leaseByHash map[string]*Lease
 	newLeases   map[*Lease]bool
 	dirtyLeases map[*Lease]bool
 	newRaises   map[*Raise]bool
@@ -40,18 +43,28 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 	if view.Approvals == nil {
 		view.Approvals = map[ApprovalKey]string{}
 	}
-	return &unit{
+	u := &unit{
 		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
+		leaseByID: map[string]*Lease{}, leaseByHash: map[string]*Lease{},
 		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{},
 		newRaises: map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
+	for _, l := range view.Leases {
+		u.index(l)
+	}
+	return u
+}
+
+func (u *unit) index(l *Lease) {
+	u.leaseByID[l.ID] = l
+	u.leaseByHash[l.RequestHash] = l
 }
 
 // serve carries out one request: what is due first, then the request, then what
 // the request itself has made due.
 func (u *unit) serve(request Request) Result {
 	u.trigger = request.Operation()
-	u.changed = false
+	u.changed, u.noted = false, false
 	if u.badClock {
 		return Result{Err: Errorf(CodeInvalidClock, "The store's clock is outside the years 1970 to 9999.")}
 	}
@@ -64,10 +77,14 @@ func (u *unit) serve(request Request) Result {
 		result.ExpiredLeaseIDs = expiredIDs
 	}
 	u.touch()
-	if u.changed && u.view.Bucket != nil {
-		u.view.Bucket.Revision++
-		u.view.Bucket.UpdatedAt = u.now
+	if b := u.view.Bucket; b != nil && (u.changed || u.noted) {
+		// Evidence moves the bucket's time, which never runs backwards; only a
+		// change moves the revision.
+		b.UpdatedAt = u.now
 		u.rowChanged = true
+		if u.changed {
+			b.Revision++
+		}
 	}
 	if result.Err == nil && u.view.Bucket != nil {
 		snapshot := NewSnapshot(u.view.Bucket, u.view.Raises)
@@ -133,6 +150,7 @@ func (u *unit) effects() *Effects {
 
 func (u *unit) addLease(l *Lease) {
 	u.view.Leases = append(u.view.Leases, l)
+	u.index(l)
 	u.newLeases[l] = true
 	u.view.Bucket.LeaseRecords++
 	u.changed = true
@@ -141,24 +159,6 @@ func (u *unit) addLease(l *Lease) {
 func (u *unit) changeLease(l *Lease) {
 	u.dirtyLeases[l] = true
 	u.changed = true
-}
-
-func (u *unit) lease(id string) *Lease {
-	for _, l := range u.view.Leases {
-		if l.ID == id {
-			return l
-		}
-	}
-	return nil
-}
-
-func (u *unit) leaseByRequest(hash string) *Lease {
-	for _, l := range u.view.Leases {
-		if l.RequestHash == hash {
-			return l
-		}
-	}
-	return nil
 }
 
 func (u *unit) addRaise(r *Raise) {
@@ -231,7 +231,7 @@ func (u *unit) recordOperation(record OperationRecord) {
 	record.At = u.now
 	u.view.Operations = append(u.view.Operations, record)
 	u.fx.InsertOperations = append(u.fx.InsertOperations, record)
-	u.rowChanged = true
+	u.noted = true
 }
 
 // audit appends a row and fills in what the bucket knows. A decision not to
@@ -254,12 +254,14 @@ func (u *unit) audit(row AuditRow) {
 	} else {
 		h := &u.view.History
 		h.LastSequence++
-		h.LastEvent = row.Event
+		if slices.Contains(LifeCycleEvents(), row.Event) {
+			h.LastEvent = row.Event
+		}
 		row.Sequence = h.LastSequence
 		row.Cluster, row.Namespace, row.OwnerName = h.Cluster, h.Namespace, h.OwnerName
 	}
 	u.fx.Audit = append(u.fx.Audit, row)
-	u.rowChanged = true
+	u.noted = true
 }
 
 func pointer[T any](v T) *T { return &v }

@@ -1,5 +1,7 @@
 package ledger
 
+import "strings"
+
 func (r OpenBucket) validate() error {
 	if err := ValidateBucketKey(r.Key); err != nil {
 		return err
@@ -25,6 +27,11 @@ func (r SetLimit) validate() error {
 	}
 	if err := identifier("operationId", r.OperationID, MaxOperationIDLength); err != nil {
 		return err
+	}
+	for _, suffix := range raiseOperationSuffixes {
+		if strings.HasSuffix(r.OperationID, suffix) {
+			return invalid("operationId", "operationId must not end in %q, which names an effect of a raise.", suffix)
+		}
 	}
 	return optionalIdentifier("actor", r.Actor, MaxActorLength)
 }

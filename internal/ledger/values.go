@@ -67,6 +67,11 @@ func ValidateBucketKey(key string) error {
 	return nil
 }
 
+// ValidateClusterID refuses an identity of a cluster that no owner in the ledger
+// could have: it must be 1..MaxNameLength UTF-16 units, trimmed, free of control
+// characters.
+func ValidateClusterID(id string) error { return identifier("cluster ID", id, MaxNameLength) }
+
 func validateLeaseID(id string) error {
 	if !leaseIDPattern.MatchString(id) {
 		return Errorf(CodeInvalidInput, "leaseId must contain only letters, numbers, dot, underscore, colon, or hyphen.").

@@ -172,7 +172,7 @@ func raises(buckets []string, expiresAt func(i int) time.Time) []ledger.Request 
 		requests = append(requests, ledger.StoreRaise{
 			Key: "tenants/" + name, BucketUID: "uid-" + name, BucketGeneration: 1,
 			Grant: ledger.Grant{
-				UID: "raise-" + name, Cluster: "c", Namespace: "tenants", Name: name, TenantID: name, ScopedKeyID: "k",
+				UID: "raise-" + name, CreatedAt: time.Unix(0, 0), Cluster: "c", Namespace: "tenants", Name: name, TenantID: name, ScopedKeyID: "k",
 				NormalLimit: normalLimit, TemporaryLimit: temporaryLimit, ExpiresAt: expiresAt(i),
 				ApprovalID: "CHG-" + name, OnBaseChange: ledger.BaseChangeReview,
 			},

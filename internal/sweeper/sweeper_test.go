@@ -61,7 +61,7 @@ func TestRestoresWithoutAnyTraffic(t *testing.T) {
 	raise, err := l.StoreRaise(ctx, ledger.StoreRaise{
 		Key: "ns/b", BucketUID: owner.UID, BucketGeneration: 1,
 		Grant: ledger.Grant{
-			UID: "raise-uid", Cluster: "c", Namespace: "ns", Name: "r", TenantID: "b", ScopedKeyID: "k",
+			UID: "raise-uid", CreatedAt: time.Now(), Cluster: "c", Namespace: "ns", Name: "r", TenantID: "b", ScopedKeyID: "k",
 			NormalLimit: 100, TemporaryLimit: 300, ExpiresAt: time.Now().Add(300 * time.Millisecond),
 			ApprovalID: "a", OnBaseChange: ledger.BaseChangeReview,
 		},

@@ -26,6 +26,7 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 		{"Grants", grantStories},
 		{"Declarations", declarationStories},
 		{"Closing", closingStories},
+		{"Returning", returningStories},
 		{"Evidence", evidenceStories},
 	} {
 		t.Run(subject.name, func(t *testing.T) {

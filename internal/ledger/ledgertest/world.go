@@ -301,7 +301,7 @@ func (w *world) raiseFrom(uid string, from, to time.Duration, changes ...func(*l
 	request := ledger.StoreRaise{
 		Key: key, BucketUID: w.owner.UID, BucketGeneration: w.generation,
 		Grant: ledger.Grant{
-			UID: uid, Cluster: cluster, Namespace: namespace, Name: uid, TenantID: tenantID, ScopedKeyID: scopedKeyID,
+			UID: uid, CreatedAt: w.now(), Cluster: cluster, Namespace: namespace, Name: uid, TenantID: tenantID, ScopedKeyID: scopedKeyID,
 			NormalLimit: normalLimit, TemporaryLimit: temporaryLimit,
 			StartsAt: &startsAt, ExpiresAt: w.now().Add(to),
 			ApprovalID: "approval-" + uid, Actor: requester, Purpose: "a launch", OnBaseChange: ledger.BaseChangeReview,

@@ -111,12 +111,17 @@ func (s *Store) Raise(ctx context.Context, cluster, uid string) (*ledger.Raise, 
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	var found *ledger.Raise
 	for _, ofBucket := range s.rows.raises {
 		for _, raise := range ofBucket {
-			if raise.Cluster == cluster && (raise.ID == uid || raise.CurrentUID == uid) {
-				return raise.Clone(), nil
+			// The record that the UID names comes before one that it stands for now.
+			if raise.Cluster == cluster && (raise.ID == uid || raise.CurrentUID == uid && found == nil) {
+				found = raise
 			}
 		}
+	}
+	if found != nil {
+		return found.Clone(), nil
 	}
 	return nil, ledger.Errorf(ledger.CodeRaiseNotFound, "No raise is recorded for the object.").
 		WithDetails(map[string]any{"uid": uid})

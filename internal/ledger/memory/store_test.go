@@ -65,7 +65,7 @@ func TestObserverHearsTransitions(t *testing.T) {
 			},
 		},
 		ledger.StoreRaise{Key: "b", BucketUID: "u", BucketGeneration: 1, Grant: ledger.Grant{
-			UID: "r", Cluster: "c", Namespace: "n", Name: "r", TenantID: "t", ScopedKeyID: "k", NormalLimit: 100, TemporaryLimit: 300,
+			UID: "r", CreatedAt: start, Cluster: "c", Namespace: "n", Name: "r", TenantID: "t", ScopedKeyID: "k", NormalLimit: 100, TemporaryLimit: 300,
 			StartsAt: &start, ExpiresAt: end, ApprovalID: "a", OnBaseChange: ledger.BaseChangeReview,
 		}},
 	})

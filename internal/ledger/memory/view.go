@@ -35,11 +35,14 @@ func (r *rows) history(key string) ledger.History {
 	if len(log) == 0 {
 		return ledger.History{}
 	}
-	last := log[len(log)-1]
-	return ledger.History{
-		LastSequence: last.Sequence, LastEvent: last.Event,
-		Cluster: last.Cluster, Namespace: last.Namespace, OwnerName: last.OwnerName,
+	h := ledger.History{LastSequence: log[len(log)-1].Sequence}
+	for _, row := range slices.Backward(log) {
+		if slices.Contains(ledger.LifeCycleEvents(), row.Event) {
+			h.LastEvent, h.Cluster, h.Namespace, h.OwnerName = row.Event, row.Cluster, row.Namespace, row.OwnerName
+			break
+		}
 	}
+	return h
 }
 
 // loadOverdue sums up the reserved leases whose expiry the bucket's instant has

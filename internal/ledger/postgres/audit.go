@@ -33,20 +33,24 @@ func scanAudit(row pgx.Row) (ledger.AuditRow, error) {
 	return a, err
 }
 
-// histories answers the latest audit row of buckets without a row, and whether a
-// row has appeared since: one statement sees both as they are at one moment, so a
-// bucket that is just being opened is not taken for one that vanished.
+// histories answers the number of the latest audit row of buckets without a row,
+// their latest life-cycle event, and whether a row has appeared since: one
+// statement sees all as they are at one moment, so a bucket that is just being
+// opened is not taken for one that vanished.
 const histories = `
 SELECT missing.bucket_key,
 	EXISTS (SELECT FROM tokenlease.buckets AS b WHERE b.bucket_key = missing.bucket_key),
-	coalesce(latest.sequence, 0), latest.event, latest.cluster, latest.namespace, latest.owner_name
+	coalesce((SELECT max(a.sequence) FROM tokenlease.audit AS a WHERE a.bucket_key = missing.bucket_key), 0),
+	latest.event, latest.cluster, latest.namespace, latest.owner_name
 FROM unnest($1::text[]) AS missing (bucket_key)
 LEFT JOIN LATERAL (
-	SELECT a.sequence, a.event, a.cluster, a.namespace, a.owner_name
+	SELECT a.event, a.cluster, a.namespace, a.owner_name
 	FROM tokenlease.audit AS a
-	WHERE a.bucket_key = missing.bucket_key
+	WHERE a.bucket_key = missing.bucket_key AND a.event = ANY ($2::text[])
 	ORDER BY a.sequence DESC
 	LIMIT 1) AS latest ON true`
+
+var lifeCycleEvents = column(ledger.LifeCycleEvents(), func(e ledger.AuditEvent) string { return string(e) })
 
 const insertAudit = `
 INSERT INTO tokenlease.audit (

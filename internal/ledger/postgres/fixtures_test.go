@@ -39,7 +39,7 @@ func raised(uid string, owner ledger.Owner, normal, temporary int64, length time
 	return ledger.StoreRaise{
 		Key: bucketKey, BucketUID: owner.UID, BucketGeneration: 1,
 		Grant: ledger.Grant{
-			UID: uid, Cluster: owner.Cluster, Namespace: owner.Namespace, Name: uid,
+			UID: uid, CreatedAt: owner.CreatedAt, Cluster: owner.Cluster, Namespace: owner.Namespace, Name: uid,
 			TenantID: "pm_4821", ScopedKeyID: "key_pm_4821",
 			NormalLimit: normal, TemporaryLimit: temporary, StartsAt: startsAt, ExpiresAt: from.Add(length),
 			ApprovalID: "CHG-" + uid, Actor: "ops@example.com", OnBaseChange: ledger.BaseChangeReview,

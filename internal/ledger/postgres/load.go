@@ -170,7 +170,7 @@ var errRowAppeared = errors.New("a bucket was opened in the meantime")
 
 // queueHistories queues what remains known of the buckets that have no row.
 func (l *loader) queueHistories(batch *pgx.Batch, missing []string) {
-	each(batch.Queue(histories, missing), func(rows pgx.Rows) error {
+	each(batch.Queue(histories, missing, lifeCycleEvents), func(rows pgx.Rows) error {
 		var key string
 		var appeared bool
 		var h ledger.History

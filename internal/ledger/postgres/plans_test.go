@@ -72,7 +72,7 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: raisesByGrant, Arguments: []any{one, one, one, one, one, one}},
 		{SQL: neededOperations, Arguments: []any{one, one}},
 		{SQL: neededApprovals, Arguments: []any{one, one, one, one}},
-		{SQL: histories, Arguments: []any{one}},
+		{SQL: histories, Arguments: []any{one, lifeCycleEvents}},
 		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
 		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
 		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},

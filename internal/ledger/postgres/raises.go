@@ -9,7 +9,7 @@ import (
 )
 
 const raiseColumns = `
-	r.bucket_key, r.raise_id, r.cluster, r.namespace, r.name, r.current_uid, r.tenant_id, r.scoped_key_id,
+	r.bucket_key, r.raise_id, r.cluster, r.namespace, r.name, r.current_uid, r.current_created_at, r.tenant_id, r.scoped_key_id,
 	r.normal_limit_tokens, r.temporary_limit_tokens, r.applied_limit_tokens, r.restore_to_tokens, r.limit_epoch,
 	r.starts_at, r.expires_at, r.approval_id, r.actor, r.purpose, r.grant_hash, r.on_base_change,
 	r.state, r.reason, r.review_required, r.observed_limit_tokens, r.version,
@@ -17,7 +17,7 @@ const raiseColumns = `
 
 func raiseTargets(r *ledger.Raise) []any {
 	return []any{
-		&r.BucketKey, &r.ID, &r.Cluster, &r.Namespace, &r.Name, &r.CurrentUID, &r.TenantID, &r.ScopedKeyID,
+		&r.BucketKey, &r.ID, &r.Cluster, &r.Namespace, &r.Name, &r.CurrentUID, instant{&r.CurrentCreatedAt}, &r.TenantID, &r.ScopedKeyID,
 		&r.NormalLimit, &r.TemporaryLimit, &r.AppliedLimit, &r.RestoreTo, &r.Epoch,
 		instant{&r.StartsAt}, instant{&r.ExpiresAt}, &r.ApprovalID, into(&r.Actor), into(&r.Purpose), &r.GrantHash, into(&r.OnBaseChange),
 		into(&r.State), into(&r.Reason), &r.ReviewRequired, &r.ObservedLimit, &r.Version,
@@ -98,22 +98,23 @@ WHERE r.state IN ('active', 'restoring')
 
 const insertRaises = `
 INSERT INTO tokenlease.raises (
-	bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
+	bucket_key, raise_id, cluster, namespace, name, current_uid, current_created_at, tenant_id, scoped_key_id,
 	normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
 	starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 	state, reason, review_required, observed_limit_tokens, version,
 	stored_at, activated_at, ended_at, mismatch_since, observed_at)
 SELECT * FROM unnest(
-	$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-	$9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
-	$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
-	$21::text[], $22::text[], $23::boolean[], $24::bigint[], $25::bigint[],
-	$26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[])`
+	$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[],
+	$10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
+	$15::timestamptz[], $16::timestamptz[], $17::text[], $18::text[], $19::text[], $20::text[], $21::text[],
+	$22::text[], $23::text[], $24::boolean[], $25::bigint[], $26::bigint[],
+	$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[])`
 
 const updateRaises = `
 WITH written AS (
 	UPDATE tokenlease.raises AS r SET
-		namespace = new.namespace, name = new.name, current_uid = new.current_uid,
+		namespace = new.namespace, name = new.name,
+		current_uid = new.current_uid, current_created_at = new.current_created_at,
 		tenant_id = new.tenant_id, scoped_key_id = new.scoped_key_id,
 		normal_limit_tokens = new.normal_limit_tokens, temporary_limit_tokens = new.temporary_limit_tokens,
 		applied_limit_tokens = new.applied_limit_tokens, restore_to_tokens = new.restore_to_tokens,
@@ -124,12 +125,12 @@ WITH written AS (
 		version = new.version, stored_at = new.stored_at, activated_at = new.activated_at,
 		ended_at = new.ended_at, mismatch_since = new.mismatch_since, observed_at = new.observed_at
 	FROM unnest(
-		$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-		$9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
-		$14::timestamptz[], $15::timestamptz[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
-		$21::text[], $22::text[], $23::boolean[], $24::bigint[], $25::bigint[],
-		$26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[])
-		AS new (bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
+		$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[],
+		$10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
+		$15::timestamptz[], $16::timestamptz[], $17::text[], $18::text[], $19::text[], $20::text[], $21::text[],
+		$22::text[], $23::text[], $24::boolean[], $25::bigint[], $26::bigint[],
+		$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[])
+		AS new (bucket_key, raise_id, cluster, namespace, name, current_uid, current_created_at, tenant_id, scoped_key_id,
 			normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
 			starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 			state, reason, review_required, observed_limit_tokens, version,
@@ -146,6 +147,7 @@ func raiseArguments(raises []*ledger.Raise) []any {
 		column(raises, func(r *ledger.Raise) string { return r.Namespace }),
 		column(raises, func(r *ledger.Raise) string { return r.Name }),
 		column(raises, func(r *ledger.Raise) string { return r.CurrentUID }),
+		column(raises, func(r *ledger.Raise) time.Time { return r.CurrentCreatedAt }),
 		column(raises, func(r *ledger.Raise) string { return r.TenantID }),
 		column(raises, func(r *ledger.Raise) string { return r.ScopedKeyID }),
 		column(raises, func(r *ledger.Raise) int64 { return r.NormalLimit }),

@@ -127,6 +127,7 @@ CREATE TABLE tokenlease.raises (
     namespace              text COLLATE "C" NOT NULL,
     name                   text COLLATE "C" NOT NULL,
     current_uid            text COLLATE "C" NOT NULL,
+    current_created_at     timestamptz NOT NULL,
     tenant_id              text COLLATE "C" NOT NULL,
     scoped_key_id          text COLLATE "C" NOT NULL,
     normal_limit_tokens    bigint NOT NULL,
