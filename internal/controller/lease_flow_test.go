@@ -329,7 +329,7 @@ func TestOrphanedRaise(t *testing.T) {
 	raise, err := w.ledger.StoreRaise(w.ctx, ledger.StoreRaise{
 		Key: w.key("b"), BucketUID: string(bucket.UID), BucketGeneration: 1,
 		Grant: ledger.Grant{
-			UID: "gone", Cluster: clusterID, Namespace: w.namespace, Name: "gone", TenantID: "b", ScopedKeyID: "key-1",
+			UID: "gone", CreatedAt: w.now(), Cluster: clusterID, Namespace: w.namespace, Name: "gone", TenantID: "b", ScopedKeyID: "key-1",
 			NormalLimit: normal, TemporaryLimit: temporary, ExpiresAt: w.now().Add(time.Hour), ApprovalID: "CHG-gone",
 			Actor: "Ada", OnBaseChange: ledger.BaseChangeReview,
 		},
