@@ -71,7 +71,7 @@ func TestFrozenInTheRestore(t *testing.T) {
 			in.db.moveClockTo(t, expiresAt)
 
 			frozen := in.pausedAt(t, "manager-b", point)
-			worker, left := "workload", temporary
+			worker, left := workload, temporary
 			if point == "ledger.committed" {
 				worker, left = "manager-b", normal
 			}
@@ -89,6 +89,48 @@ func TestFrozenInTheRestore(t *testing.T) {
 			in.waitNoFinalizer(t, leaseName)
 			in.checkAuditOnce(t)
 			in.db.counters(t, key)
+			frozen.terminate(t)
+		})
+	}
+}
+
+// Goal: a manager that is frozen while it ends an overdue raise does not end the
+// next one on the same bucket when it thaws: the new raise stands.
+// Method: as above, and while the manager is frozen a second one ends the raise and
+// starts another, to the very same limit.
+func TestFrozenInTheRestoreUntilTheNextRaise(t *testing.T) {
+	t.Parallel()
+	for _, point := range ledgerSteps {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			in := install(t)
+			key := in.key(bucketName)
+			first := in.start(t, "manager-a", managerOptions{})
+			in.raised(t)
+			first.terminate(t)
+			in.db.moveClockTo(t, in.db.raise(t, in.namespace, leaseName).instant(t, "expires_at"))
+			frozen := in.pausedAt(t, "manager-b", point)
+			other := in.start(t, "manager-c", managerOptions{})
+			in.waitLease(t, leaseName, restored)
+			in.create(t, in.otherLease(t, bucketName, "second"))
+			in.waitLease(t, "second", active)
+			watched := watchLimit(t, in.db, key)
+			before := in.db.events(t, key)
+
+			frozen.thaw(t)
+			other.terminate(t)
+			frozen.waitPart(t, "controllers", true)
+			in.waitLease(t, "second", active)
+			watched.wantInTurn(t, temporary)
+			if after := in.db.events(t, key); !slices.Equal(before, after) {
+				t.Errorf("the audit went on from %v to %v", before, after)
+			}
+			in.db.moveClockTo(t, in.db.raise(t, in.namespace, "second").instant(t, "expires_at"))
+			in.waitLease(t, "second", restored)
+			in.waitBucket(t, inSync...)
+			if got, want := in.db.events(t, key), append(before, "RaiseRestored/Expired"); !slices.Equal(got, want) {
+				t.Errorf("audit %v, want %v", got, want)
+			}
 			frozen.terminate(t)
 		})
 	}
@@ -174,7 +216,7 @@ func TestFrozenLeader(t *testing.T) {
 	}
 }
 
-// second is another raise of the seed story's bucket, to a limit of its own.
+// secondTemporary is the limit of another raise of the seed story's bucket.
 const secondTemporary = int64(350_000)
 
 func frozenLeader(t *testing.T, point string) {
