@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -64,7 +65,6 @@ func newScheme() *runtime.Scheme {
 func runControllers(ctx context.Context, restConfig *rest.Config, o runOptions, h *health, log logr.Logger) {
 	backOff := minRebuild
 	for {
-		h.set(partControllers, "starting: waiting for the API server or for leadership")
 		started := time.Now()
 		err := runControllersOnce(ctx, restConfig, o, h, log)
 		if ctx.Err() != nil {
@@ -80,7 +80,7 @@ func runControllers(ctx context.Context, restConfig *rest.Config, o runOptions, 
 		if err != nil {
 			wrong = err.Error()
 		}
-		h.set(partControllers, wrong)
+		h.wrong(partControllers, wrong)
 		log.Error(err, "the controllers ended; they are built anew", "in", backOff.String())
 		timer := time.NewTimer(backOff)
 		select {
@@ -126,15 +126,17 @@ func runControllersOnce(ctx context.Context, restConfig *rest.Config, o runOptio
 	if err := controller.SetupWithManager(mgr, options); err != nil { //nolint:contextcheck // what it registers gets its context from Start
 		return fmt.Errorf("set the controllers up: %w", err)
 	}
-	go func() {
-		select {
-		case <-mgr.Elected():
-			h.set(partControllers, "")
-			log.Info("the controllers run", "clusterID", options.ClusterID)
-		case <-ctx.Done():
-		}
-	}()
-	return mgr.Start(ctx)
+	log.Info("the controllers are built", "clusterID", options.ClusterID)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		ask := func(ctx context.Context) error { return askAPIServer(ctx, mgr.GetAPIReader()) }
+		watchControllers(ctx, mgr.Elected(), apiProbeInterval, ask, h, log)
+	})
+	err = mgr.Start(ctx)
+	// Nobody may say that they run once this says how they ended.
+	cancel()
+	watching.Wait()
+	return err
 }
 
 // +kubebuilder:rbac:groups="",resources=namespaces,resourceNames=kube-system,verbs=get

@@ -26,23 +26,41 @@ const (
 type health struct {
 	mu       sync.Mutex
 	stopping bool
-	parts    map[string]string // part -> what is wrong, "" when nothing is
+	parts    map[string]partState
 }
 
+// partState is how a part is, in a word when it is well, and by what is wrong when
+// it is not.
+type partState struct {
+	well bool
+	text string
+}
+
+// The words for a part that is well.
+const (
+	stateOK      = "ok"
+	stateStandby = "standing by"
+)
+
 func newHealth(parts ...string) *health {
-	h := &health{parts: map[string]string{}}
+	h := &health{parts: map[string]partState{}}
 	for _, part := range parts {
-		h.parts[part] = "not started yet"
+		h.parts[part] = partState{text: "not started yet"}
 	}
 	return h
 }
 
-// set records the state of a part; it reports whether that is news.
-func (h *health) set(part, wrong string) bool {
+// well records that a part is well, and how; it reports whether that is news.
+func (h *health) well(part, word string) bool { return h.set(part, partState{well: true, text: word}) }
+
+// wrong records what is wrong with a part; it reports whether that is news.
+func (h *health) wrong(part, what string) bool { return h.set(part, partState{text: what}) }
+
+func (h *health) set(part string, state partState) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	changed := h.parts[part] != wrong
-	h.parts[part] = wrong
+	changed := h.parts[part] != state
+	h.parts[part] = state
 	return changed
 }
 
@@ -70,10 +88,10 @@ func (h *health) ready(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(status)
 	if _, verbose := r.URL.Query()["verbose"]; verbose {
 		for _, part := range []string{partLedger, partControllers} {
-			if wrong := h.parts[part]; wrong != "" {
-				fmt.Fprintf(w, "[-] %s: %s\n", part, strings.ReplaceAll(wrong, "\n", " "))
+			if state := h.parts[part]; state.well {
+				fmt.Fprintf(w, "[+] %s %s\n", part, state.text)
 			} else {
-				fmt.Fprintf(w, "[+] %s ok\n", part)
+				fmt.Fprintf(w, "[-] %s: %s\n", part, strings.ReplaceAll(state.text, "\n", " "))
 			}
 		}
 	}
@@ -104,16 +122,12 @@ func probeLedger(ctx context.Context, store probed, h *health, setWritable func(
 			return
 		}
 		setWritable(err == nil)
-		wrong := ""
 		if err != nil {
-			wrong = err.Error()
-		}
-		if h.set(partLedger, wrong) {
-			if err != nil {
+			if h.wrong(partLedger, err.Error()) {
 				log.Error(err, "the ledger cannot be written", "code", ledger.CodeOf(err))
-			} else {
-				log.Info("the ledger can be written")
 			}
+		} else if h.well(partLedger, stateOK) {
+			log.Info("the ledger can be written")
 		}
 		select {
 		case <-ctx.Done():

@@ -23,6 +23,11 @@ func migrateCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
+	if err := postgres.WaitForServer(ctx, db.connString, func(reason string) {
+		fmt.Fprintf(stderr, "manager migrate: waiting for the database, up to %s: %s\n", *timeout, reason)
+	}); err != nil {
+		return fmt.Errorf("reach the database: %w", err)
+	}
 	url, err := db.connString(ctx)
 	if err != nil {
 		return err

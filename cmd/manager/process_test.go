@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -21,8 +20,8 @@ import (
 // is told and changes nothing; shutting down does.
 func TestReadiness(t *testing.T) {
 	h := newHealth(partLedger, partControllers)
-	h.set(partLedger, "")
-	h.set(partControllers, "no API\nserver")
+	h.well(partLedger, stateOK)
+	h.wrong(partControllers, "no API\nserver")
 	get := func(target string) (int, string) {
 		w := httptest.NewRecorder()
 		h.ready(w, httptest.NewRequest(http.MethodGet, target, nil))
@@ -34,6 +33,10 @@ func TestReadiness(t *testing.T) {
 	code, body := get("/readyz?verbose")
 	if want := "[+] ledger ok\n[-] controllers: no API server\nok\n"; code != http.StatusOK || body != want {
 		t.Errorf("got %d %q; want %q", code, body, want)
+	}
+	h.well(partControllers, stateStandby)
+	if _, body := get("/readyz?verbose"); body != "[+] ledger ok\n[+] controllers standing by\nok\n" {
+		t.Errorf("a standby says %q", body)
 	}
 	h.stop()
 	if code, _ := get("/readyz"); code != http.StatusServiceUnavailable {
@@ -59,6 +62,19 @@ func TestTogether(t *testing.T) {
 	cancel()
 	if err := together(ctx, func() {}, func(ctx context.Context) error { <-ctx.Done(); return nil }); err != nil {
 		t.Errorf("a process that is told to end ends with %v", err)
+	}
+}
+
+// Goal: a step that hangs does not keep the process, one that ends is waited for.
+func TestWithin(t *testing.T) {
+	hang := make(chan struct{})
+	defer close(hang)
+	if within(10*time.Millisecond, func() { <-hang }) {
+		t.Error("a step that hangs is said to have ended")
+	}
+	ended := false
+	if !within(time.Minute, func() { ended = true }) || !ended {
+		t.Error("a step that ends is not waited for")
 	}
 }
 
@@ -134,30 +150,6 @@ func TestDatabaseURL(t *testing.T) {
 	t.Setenv(databaseURLEnvironment, "")
 	if _, err := (&database{}).connString(t.Context()); err == nil || !strings.Contains(err.Error(), "--database-url-file") {
 		t.Errorf("without any source: %v", err)
-	}
-}
-
-// Goal: a wrong command line is refused with a text that says what to do.
-func TestCommandLine(t *testing.T) {
-	t.Setenv(databaseURLEnvironment, "postgres://nobody@127.0.0.1:1/none")
-	for _, test := range []struct {
-		args []string
-		want string
-	}{
-		{nil, "Usage:"},
-		{[]string{"frobnicate"}, `unknown command "frobnicate"`},
-		{[]string{"run", "stray"}, `unexpected argument "stray"`},
-		{[]string{"run", "--poll-interval=1ns"}, "--poll-interval must lie between 100ms and 1h"},
-		{[]string{"run", "--max-concurrent-reconciles=0"}, "must be at least 1"},
-		{[]string{"migrate", "--no-such-flag"}, "no-such-flag"},
-	} {
-		var stderr bytes.Buffer
-		err := dispatch(t.Context(), test.args, io.Discard, &stderr)
-		if err == nil {
-			t.Errorf("%v was accepted", test.args)
-		} else if text := stderr.String() + err.Error(); !strings.Contains(text, test.want) {
-			t.Errorf("%v: got %q; want %q", test.args, text, test.want)
-		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +31,10 @@ import (
 // shutdownGrace bounds how long the process takes to end once it is told to. It
 // is shorter than the 30 s that Kubernetes grants.
 const shutdownGrace = 20 * time.Second
+
+// closeGrace bounds how long the connections to the ledger may take to come back
+// after that; a call that hangs must not keep the process.
+const closeGrace = 5 * time.Second
 
 // runOptions are the flags of "manager run".
 type runOptions struct {
@@ -81,11 +84,8 @@ func hostname() string {
 }
 
 func runCommand(ctx context.Context, args []string, stderr io.Writer) error {
-	fs := flag.NewFlagSet("manager run", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	var o runOptions
-	o.bind(fs)
-	if err := parse(fs, args); err != nil {
+	o, err := parseRun(args, stderr)
+	if err != nil {
 		return err
 	}
 	if err := o.validate(ctx); err != nil {
@@ -94,35 +94,15 @@ func runCommand(ctx context.Context, args []string, stderr io.Writer) error {
 	log := zap.New(zap.UseFlagOptions(&o.log))
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
-	return run(ctx, o, log)
+	return run(ctx, *o, log)
 }
 
-// validate refuses a command line that cannot work, before anything is started.
-func (o *runOptions) validate(ctx context.Context) error {
-	if _, err := o.database.connString(ctx); err != nil {
-		return err
-	}
-	for _, f := range []struct {
-		name  string
-		value time.Duration
-	}{
-		{"poll-interval", o.controllers.PollInterval}, {"usage-interval", o.controllers.UsageInterval},
-		{"ledger-lock-timeout", o.ledger.LockTimeout}, {"ledger-statement-timeout", o.ledger.StatementTimeout},
-		{"ledger-idle-in-transaction-timeout", o.ledger.IdleInTransactionTimeout},
-	} {
-		if f.value < 100*time.Millisecond || f.value > time.Hour {
-			return fmt.Errorf("--%s must lie between 100ms and 1h, not %s", f.name, f.value)
-		}
-	}
-	if o.controllers.MaxConcurrentReconciles < 1 || o.ledger.MaxConnections < 1 {
-		return errors.New("--max-concurrent-reconciles and --ledger-max-connections must be at least 1")
-	}
-	for ns := range strings.SplitSeq(o.trustedNamespaces, ",") {
-		if ns = strings.TrimSpace(ns); ns != "" {
-			o.controllers.TrustedNamespaces = append(o.controllers.TrustedNamespaces, ns)
-		}
-	}
-	return nil
+func parseRun(args []string, stderr io.Writer) (*runOptions, error) {
+	fs := flag.NewFlagSet("manager run", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	o := &runOptions{}
+	o.bind(fs)
+	return o, parse(fs, args)
 }
 
 // run starts the parts of the process side by side. None lives inside another:
@@ -141,7 +121,11 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	if err != nil {
 		return fmt.Errorf("open the ledger: %w", err)
 	}
-	defer store.Close()
+	defer func() {
+		if !within(closeGrace, store.Close) {
+			log.Info("connections to the ledger were still in use at the end", "waited", closeGrace.String())
+		}
+	}()
 	o.controllers.Ledger = ledger.New(store, metrics)
 
 	h := newHealth(partLedger, partControllers)
@@ -235,4 +219,19 @@ func together(ctx context.Context, stopping func(), parts ...func(context.Contex
 		err = errors.Join(err, failure)
 	}
 	return err
+}
+
+// within reports whether a step that cannot be cancelled ended in time.
+func within(bound time.Duration, step func()) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		step()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(bound):
+		return false
+	}
 }

@@ -94,7 +94,7 @@ func TestAPIServerDown(t *testing.T) {
 			t.Errorf("%s of %s by %q, want manager-a", event, bucket, got)
 		}
 	}
-	first.waitPart(t, "controllers", false)
+	first.waitLacksAPIServer(t)
 	if wrong := first.part(t, "ledger"); wrong != "" {
 		t.Errorf("the ledger is shown as %q", wrong)
 	}
@@ -105,7 +105,7 @@ func TestAPIServerDown(t *testing.T) {
 	stage(t, "SIGTERM without the API server, and a start without it")
 	first.terminate(t)
 	second := in.start(t, "manager-b", managerOptions{})
-	second.waitPart(t, "controllers", false)
+	second.waitLacksAPIServer(t)
 	second.waitPart(t, "ledger", true)
 	in.db.waitLimit(t, other, normal)
 	if got := in.db.one(t, other, "RaiseRestored").text("worker"); got != "manager-b" {

@@ -169,7 +169,10 @@ func (m *manager) get(t *testing.T, address, path string) (status int, body stri
 	return response.StatusCode, string(content)
 }
 
-// part is what /readyz?verbose says of a part: "" when all is well.
+// standingBy is what part says of the controllers while another replica runs them.
+const standingBy = "standing by"
+
+// part is what /readyz?verbose says of a part: "" when it runs and all is well.
 func (m *manager) part(t *testing.T, name string) (wrong string) {
 	t.Helper()
 	status, body := m.get(t, m.health, "/readyz?verbose")
@@ -184,6 +187,9 @@ func (m *manager) part(t *testing.T, name string) (wrong string) {
 		if rest, found := strings.CutPrefix(line, "[-] "+name+": "); found {
 			return rest
 		}
+		if word, found := strings.CutPrefix(line, "[+] "+name+" "); found {
+			return word
+		}
 	}
 	return "not mentioned in " + body
 }
@@ -194,6 +200,15 @@ func (m *manager) waitPart(t *testing.T, name string, well bool) {
 	waitFor(t, fmt.Sprintf("%s to show %s well=%v", m.worker, name, well), func() (bool, string) {
 		wrong := m.part(t, name)
 		return (wrong == "") == well, wrong
+	})
+}
+
+// waitLacksAPIServer waits until a manager says that it has no API server, and why.
+func (m *manager) waitLacksAPIServer(t *testing.T) {
+	t.Helper()
+	waitFor(t, m.worker+" to say that the API server does not answer", func() (bool, string) {
+		wrong := m.part(t, "controllers")
+		return strings.Contains(wrong, "connection refused"), wrong
 	})
 }
 

@@ -21,9 +21,13 @@ func TestLeaderKilled(t *testing.T) {
 	leader.waitPart(t, "controllers", true)
 	other := in.start(t, "manager-b", managerOptions{})
 	in.raised(t)
-	if wrong := other.part(t, "controllers"); wrong == "" {
-		t.Fatal("both managers run the controllers")
-	}
+	waitFor(t, "the other one to stand by", func() (bool, string) {
+		state := other.part(t, "controllers")
+		if state == "" {
+			t.Fatal("both managers run the controllers")
+		}
+		return state == standingBy, state
+	})
 
 	stage(t, "the leader dies, and the raise ends without one")
 	expiresAt := in.shortenInLedger(t, overdueSoon)
