@@ -101,59 +101,6 @@ func TestUsageIsShownNowAndThen(t *testing.T) {
 	}
 }
 
-// Goal: nothing is written, to the API server or to the ledger's rows, while
-// nothing happens (C25).
-func TestIdle(t *testing.T) {
-	w := newWorld(t)
-	w.createBucket("b")
-	w.createBucket("raised")
-	w.createLease("active", "raised")
-	w.leaseState("active", v1alpha1.RaiseStateActive)
-	w.createLease("pending", "raised")
-	w.createLease("waiting", "none")
-	w.createLease("ended", "b", func(l *v1alpha1.TemporaryLimitLease) { l.Spec.NormalLimit = 1; l.Spec.TemporaryLimit = 2000 })
-	w.leaseEnded("ended", v1alpha1.RaiseStateFailed)
-	w.leaseIs("pending", "waits its turn", func(l *v1alpha1.TemporaryLimitLease) bool {
-		return reasonIs(l.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonBucketAlreadyRaised)
-	})
-	w.bucketIs("raised", "shows both", func(b *v1alpha1.TokenBucket) bool {
-		return b.Status.ActiveRaise != nil && *b.Status.PendingRaises == 1
-	})
-	versions := func() string {
-		var buckets v1alpha1.TokenBucketList
-		var leases v1alpha1.TemporaryLimitLeaseList
-		w.must(kube.List(w.ctx, &buckets, client.InNamespace(w.namespace)))
-		w.must(kube.List(w.ctx, &leases, client.InNamespace(w.namespace)))
-		var all []string
-		for _, b := range buckets.Items {
-			all = append(all, b.Name+"@"+b.ResourceVersion)
-		}
-		for _, l := range leases.Items {
-			all = append(all, l.Name+"@"+l.ResourceVersion)
-		}
-		return fmt.Sprint(strings.Join(all, " "), " revision ", w.snapshot(w.key("raised")).Revision, w.snapshot(w.key("b")).Revision)
-	}
-	// What was set off is over once two looks that lie many polls apart agree.
-	window := 20 * pollInterval
-	last, since := versions(), time.Now()
-	w.eventually("nothing is written any more", func() (string, bool) {
-		if now := versions(); now != last {
-			last, since = now, time.Now()
-		}
-		return last, time.Since(since) > window
-	})
-	calls := w.store.served.Load()
-	since = time.Now()
-	w.eventually("many polls have passed", func() (string, bool) { return "", time.Since(since) > window })
-	if now := versions(); now != last {
-		t.Errorf("written while idle:\n%s\n%s", last, now)
-	}
-	// The looks of this test are two of them each time.
-	if served := w.store.served.Load() - calls; served > 2 {
-		t.Errorf("%d calls of the ledger while idle", served)
-	}
-}
-
 // Goal: a spec keeps its very bytes and its owner, and a GitOps tool that applies
 // it again meets no conflict and changes nothing (C29, C30).
 func TestSpecIsNeverWritten(t *testing.T) {

@@ -170,7 +170,8 @@ func (b *storedBucket) DeepCopyObject() runtime.Object { return b.DeepCopy() }
 
 // DeepCopyObject implements runtime.Object.
 func (l *storedBucketList) DeepCopyObject() runtime.Object {
-	list := &storedBucketList{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy(), Items: make([]storedBucket, len(l.Items))}
+	meta := l.ListMeta
+	list := &storedBucketList{TypeMeta: l.TypeMeta, ListMeta: *meta.DeepCopy(), Items: make([]storedBucket, len(l.Items))}
 	for i := range l.Items {
 		list.Items[i] = *l.Items[i].DeepCopy()
 	}
@@ -187,7 +188,8 @@ func (l *storedLease) DeepCopyObject() runtime.Object { return l.DeepCopy() }
 
 // DeepCopyObject implements runtime.Object.
 func (l *storedLeaseList) DeepCopyObject() runtime.Object {
-	list := &storedLeaseList{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy(), Items: make([]storedLease, len(l.Items))}
+	meta := l.ListMeta
+	list := &storedLeaseList{TypeMeta: l.TypeMeta, ListMeta: *meta.DeepCopy(), Items: make([]storedLease, len(l.Items))}
 	for i := range l.Items {
 		list.Items[i] = *l.Items[i].DeepCopy()
 	}

@@ -281,8 +281,9 @@ func (w *world) eventually(what string, state func() (string, bool)) {
 type faultyStore struct {
 	*memory.Store
 	down atomic.Bool
-	// served counts the calls that change something.
-	served atomic.Int64
+	// served counts the requests that may change something, polls the mirror's
+	// queries for changes.
+	served, polls atomic.Int64
 }
 
 func (s *faultyStore) unavailable() *ledger.Error {
@@ -305,6 +306,7 @@ func (s *faultyStore) Changes(ctx context.Context, known []ledger.KnownRevision)
 	if s.down.Load() {
 		return nil, s.unavailable()
 	}
+	defer s.polls.Add(1)
 	return s.Store.Changes(ctx, known)
 }
 
