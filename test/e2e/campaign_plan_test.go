@@ -23,7 +23,7 @@ const (
 // the usual one.
 var campaignLimits = []int64{1000, 1000, 1000, 1000, 1000, 600, 1500, 0}
 
-var modes = []string{
+var campaignModes = []string{
 	"Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "ObserveOnly", "ObserveOnly", "Disabled", "",
 }
 
@@ -155,7 +155,7 @@ func (p *planner) drawBucket(int) {
 	p.applyBucket(bucketWish{
 		bucket: p.random.IntN(campaignBuckets), limit: pick(p, campaignLimits...),
 		overwrite: p.chance(30), deletion: p.chance(40),
-		mode:     pick(p, modes...),
+		mode:     pick(p, campaignModes...),
 		maxLimit: pick[int64](p, 4000, 4000, 4000, 4000, 2500), maxDuration: pick[int64](p, 60, 60, 60, 60, 60, 5),
 	})
 }
