@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"testing"
 	"time"
@@ -13,8 +14,14 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// testTimeout bounds waits that only a broken test would reach.
-const testTimeout = 60 * time.Second
+const (
+	// testTimeout bounds waits that only a broken test would reach.
+	testTimeout = 60 * time.Second
+
+	// poolerVariable names the address of a transaction pooler in front of the given
+	// server, for stores and migrations to go through: see pooler_test.go.
+	poolerVariable = "TOKENLEASE_TEST_POOLER"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
@@ -37,11 +44,26 @@ type database struct {
 func newDatabase(t *testing.T) *database {
 	t.Helper()
 	d := &database{t: t, url: postgrestest.NewDatabase(t)}
-	if _, err := Migrate(t.Context(), d.url); err != nil {
+	if _, err := Migrate(t.Context(), d.pooled()); err != nil {
 		t.Fatal(err)
 	}
 	d.conn = d.connect()
 	return d
+}
+
+// pooled is the database's URL for stores.
+func (d *database) pooled() string {
+	d.t.Helper()
+	address := os.Getenv(poolerVariable)
+	if address == "" {
+		return d.url
+	}
+	through, err := url.Parse(d.url)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	through.Host = address
+	return through.String()
 }
 
 // connect opens a session of another hand.
@@ -84,7 +106,7 @@ func value[T any](d *database, sql string, arguments ...any) T {
 func (d *database) store(change func(*Options)) *Store {
 	d.t.Helper()
 	options := Options{
-		ConnString: func(context.Context) (string, error) { return d.url, nil },
+		ConnString: func(context.Context) (string, error) { return d.pooled(), nil },
 		Worker:     "worker-1",
 	}
 	if change != nil {
