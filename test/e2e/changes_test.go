@@ -40,10 +40,6 @@ func until(expiresAt time.Time) func(*v1alpha1.TemporaryLimitLease) {
 
 func rebasing(l *v1alpha1.TemporaryLimitLease) { l.Spec.OnBaseChange = v1alpha1.BaseChangePolicyRebase }
 
-func normally(tokens int64) func(*v1alpha1.TemporaryLimitLease) {
-	return func(l *v1alpha1.TemporaryLimitLease) { l.Spec.NormalLimit = tokens }
-}
-
 func raisedTo(tokens int64) func(*v1alpha1.TemporaryLimitLease) {
 	return func(l *v1alpha1.TemporaryLimitLease) { l.Spec.TemporaryLimit = tokens }
 }

@@ -122,11 +122,12 @@ func (in *installation) checkSpecOwners(t *testing.T) {
 	for _, object := range in.raw(t) {
 		for _, entry := range object.GetManagedFields() {
 			var fields map[string]json.RawMessage
-			if err := json.Unmarshal(entry.FieldsV1.Raw, &fields); err != nil {
+			owned := entry.FieldsV1.GetRawBytes()
+			if err := json.Unmarshal(owned, &fields); err != nil {
 				t.Fatal(err)
 			}
 			if _, spec := fields["f:spec"]; spec && entry.Manager != gitOps {
-				t.Errorf("%s: %q owns fields of the spec: %s", object.GetName(), entry.Manager, entry.FieldsV1.Raw)
+				t.Errorf("%s: %q owns fields of the spec: %s", object.GetName(), entry.Manager, owned)
 			}
 			if entry.Manager == gitOps && entry.Operation != metav1.ManagedFieldsOperationApply {
 				t.Errorf("%s: %q did not apply but %s", object.GetName(), entry.Manager, entry.Operation)
