@@ -22,7 +22,11 @@ const (
 	AuditLimitKept AuditEvent = "LimitKept"
 	// AuditLimitTaken is written by the database itself when another hand than
 	// the ledger writes a limit.
-	AuditLimitTaken    AuditEvent = "LimitChangedOutsideLedger"
+	AuditLimitTaken AuditEvent = "LimitChangedOutsideLedger"
+	// AuditBucketInserted is written by the database itself when another hand than
+	// the ledger inserts a bucket's row, such as one from a backup.
+	AuditBucketInserted AuditEvent = "BucketInsertedOutsideLedger"
+
 	AuditPolicyChanged AuditEvent = "RaisePolicyChanged"
 
 	AuditRaiseStored    AuditEvent = "RaiseStored"
@@ -112,7 +116,7 @@ type History struct {
 func LifeCycleEvents() []AuditEvent {
 	return []AuditEvent{
 		AuditBucketOpened, AuditBucketAdopted, AuditBucketReopened,
-		AuditBucketClosed, AuditBucketDeleted, AuditBucketForgotten,
+		AuditBucketClosed, AuditBucketDeleted, AuditBucketForgotten, AuditBucketInserted,
 	}
 }
 

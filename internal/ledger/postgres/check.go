@@ -17,9 +17,10 @@ SELECT coalesce(max(v.version_id), 0)
 FROM tokenlease.schema_version AS v
 WHERE v.is_applied`
 
-	// assignTransactionID makes the server write the COMMIT down, so that a server
-	// that cannot is found out.
-	assignTransactionID = `SELECT pg_current_xact_id()::text`
+	// writeToLog makes COMMIT wait until the server's log is durable, on a synchronous
+	// standby too, although no row was written or locked. Having a transaction ID
+	// alone would not.
+	writeToLog = `SELECT pg_logical_emit_message(true, 'tokenlease', '')`
 
 	durability = `
 SELECT
@@ -39,7 +40,7 @@ func (s *Store) Check(ctx context.Context) (warnings []string, err error) {
 	if err := s.Writable(ctx); err != nil {
 		return nil, err
 	}
-	found, err := list(ctx, s, durability, scanSettings)
+	found, err := list(ctx, s, s.watch, durability, scanSettings)
 	if err != nil {
 		return nil, err
 	}
@@ -91,9 +92,10 @@ func (v settings) warnings() []string {
 }
 
 // Writable implements ledger.Store: it commits a transaction that changes nothing
-// and makes sure that the migrations that this build needs have been applied.
+// but the server's log, and makes sure that the migrations that this build needs
+// have been applied. It takes no longer than one transaction may.
 func (s *Store) Writable(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, min(s.options.CallTimeout, s.transactionBound()))
 	defer cancel()
 	_, err := s.attempt(ctx, readAttempts, false, func() error { return s.commitNothing(ctx) })
 	if err != nil {
@@ -118,14 +120,14 @@ func (s *Store) commitNothing(ctx context.Context) error {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
 	defer cancel()
-	conn, err := s.acquire(ctx)
+	conn, err := s.acquire(ctx, s.watch)
 	if err != nil {
 		return s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn(), lockTimeout: s.options.LockTimeout}
+	t := &transaction{store: s, conn: conn.Conn(), terms: terms{lockTimeout: s.options.LockTimeout}}
 	batch := &pgx.Batch{}
 	t.queueBegin(batch)
-	batch.Queue(assignTransactionID)
+	batch.Queue(writeToLog)
 	batch.Queue(commitTransaction)
 	if err := t.send(ctx, batch); err != nil {
 		failure := s.failed(caller, err, false)
@@ -137,7 +139,7 @@ func (s *Store) commitNothing(ctx context.Context) error {
 }
 
 func (s *Store) schemaVersion(ctx context.Context) (int64, error) {
-	found, err := list(ctx, s, schemaVersion, pgx.RowTo[int64])
+	found, err := list(ctx, s, s.watch, schemaVersion, pgx.RowTo[int64])
 	if err != nil {
 		return 0, err
 	}

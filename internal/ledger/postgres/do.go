@@ -20,6 +20,11 @@ const (
 	// whole, singleAttempts how often one that cannot.
 	batchAttempts  = 2
 	singleAttempts = 5
+	// doomedAttempts bounds it for what the server refuses whoever else is at work.
+	doomedAttempts = 2
+	// maxExpiries bounds how many transactions a call spends on leases that expired
+	// in a pile, before its own.
+	maxExpiries = 100
 	// connectionAttempts bounds how often a lost connection is replaced.
 	connectionAttempts = 5
 
@@ -87,35 +92,97 @@ func chunks(groups []*group) [][]*group {
 	return all
 }
 
-// resolve answers groups of different buckets: in one transaction, or if that
-// keeps failing bucket by bucket, then request by request, so that whatever is in
-// the way affects only what it belongs to. unknown says that an earlier attempt
-// may have been carried out.
+// resolve answers groups of different buckets: those that no other call works on
+// at once, the others each when its turn comes, so that no bucket waits for
+// another one's. unknown says that an earlier attempt may have been carried out.
 func (s *Store) resolve(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) {
-	parts := split(groups)
-	limit := singleAttempts
-	if parts != nil {
-		limit = batchAttempts
-	}
-	var answers map[string]answer
-	unknown, err := s.attempt(ctx, limit, unknown, func() (err error) {
-		answers, err = s.serve(ctx, groups)
-		return err
-	})
-	if err == nil {
-		for _, g := range groups {
-			for i, position := range g.positions {
-				results[position] = answers[g.key].results[i]
-			}
+	var free, taken []*group
+	for _, g := range groups {
+		if s.turns.tryTake(g.key) {
+			free = append(free, g)
+		} else {
+			taken = append(taken, g)
 		}
-		return
 	}
-	if ctx.Err() == nil && worthSplitting(err, groups) {
-		for _, part := range parts {
+	if len(free) > 0 {
+		s.resolveInTurn(ctx, free, unknown, results)
+	}
+	for _, g := range taken {
+		if err := s.turns.take(ctx, g.key); err != nil {
+			refuse([]*group{g}, unknown, err, results)
+			continue
+		}
+		s.resolveInTurn(ctx, []*group{g}, unknown, results)
+	}
+}
+
+// resolveInTurn answers groups whose turns were taken, and gives the turns back:
+// in one transaction, or if that keeps failing bucket by bucket, then request by
+// request, so that whatever is in the way affects only what it belongs to.
+func (s *Store) resolveInTurn(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) {
+	rest, unknown, err := s.serveInTurn(ctx, groups, unknown, results)
+	switch {
+	case err == nil:
+	case ctx.Err() == nil && worthSplitting(err, rest):
+		for _, part := range split(rest) {
 			s.resolve(ctx, part, unknown, results)
 		}
-		return
+	default:
+		refuse(rest, unknown, err, results)
 	}
+}
+
+// serveInTurn answers groups in one transaction, after as many as it takes to
+// settle what expired in a pile, and gives their turns back. It returns the groups
+// that it could not answer, with the reason.
+func (s *Store) serveInTurn(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) ([]*group, bool, error) {
+	defer func(groups []*group) {
+		for _, g := range groups {
+			s.turns.give(g.key)
+		}
+	}(groups)
+	for range maxExpiries {
+		limit := singleAttempts
+		if splittable(groups) {
+			limit = batchAttempts
+		}
+		var answers map[string]answer
+		var err error
+		unknown, err = s.attempt(ctx, limit, unknown, func() (err error) {
+			answers, err = s.serve(ctx, groups)
+			return err
+		})
+		if err != nil {
+			return groups, unknown, err
+		}
+		if groups = report(groups, answers, results); len(groups) == 0 {
+			return nil, unknown, nil
+		}
+	}
+	return groups, unknown, ledger.Errorf(ledger.CodeUnavailable,
+		"More leases of the bucket have expired than one call settles. Repeat later.")
+}
+
+// report writes answers where they belong and returns the groups that are still
+// to be served.
+func report(groups []*group, answers map[string]answer, results []ledger.Result) []*group {
+	var left []*group
+	for _, g := range groups {
+		a := answers[g.key]
+		if a.piled && a.results[0].Err == nil {
+			left = append(left, g)
+			continue
+		}
+		for i, position := range g.positions {
+			// The touch of a pile that is refused stands for them all.
+			results[position] = a.results[min(i, len(a.results)-1)]
+		}
+	}
+	return left
+}
+
+// refuse answers groups with an error.
+func refuse(groups []*group, unknown bool, err error, results []ledger.Result) {
 	if unknown {
 		// Whatever the last attempt met, the first one may have been carried out.
 		err = &failure{certainty: ambiguous, err: err}
@@ -127,8 +194,10 @@ func (s *Store) resolve(ctx context.Context, groups []*group, unknown bool, resu
 	}
 }
 
+func splittable(groups []*group) bool { return len(groups) > 1 || len(groups[0].requests) > 1 }
+
 // split divides groups into smaller transactions: one for each bucket, or for a
-// single bucket one for each request. It returns nil for a single request.
+// single bucket one for each request.
 func split(groups []*group) [][]*group {
 	var parts [][]*group
 	switch {
@@ -153,8 +222,7 @@ func worthSplitting(err error, groups []*group) bool {
 	if !errors.As(err, &f) {
 		return false
 	}
-	splittable := len(groups) > 1 || len(groups[0].requests) > 1
-	return splittable && (f.certainty == aborted || f.certainty == timedOut && len(groups) > 1)
+	return splittable(groups) && (f.certainty == aborted || f.certainty == timedOut && len(groups) > 1)
 }
 
 // attempt runs a transaction until it succeeds or running it again does not help.
@@ -173,6 +241,9 @@ func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func()
 		switch f.certainty {
 		case aborted:
 			refusals++
+			if !mayChange(err) {
+				limit = min(limit, doomedAttempts)
+			}
 			again = refusals < limit
 		case timedOut:
 		case ambiguous:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -85,7 +86,9 @@ func (s *Store) failed(caller context.Context, err error, committing bool) *fail
 		if caller.Err() == nil && sqlState(err) != codeIdleTransaction {
 			// The server went away or was demoted: its other connections are of no
 			// use either, and each would cost an attempt.
-			s.pool.Reset()
+			for _, pool := range s.pools() {
+				pool.Reset()
+			}
 		}
 	}
 	return f
@@ -112,6 +115,27 @@ func judge(err error, committing bool) certainty {
 		return timedOut
 	default:
 		return aborted
+	}
+}
+
+// mayChange reports whether what the server refused depends on what others do at
+// the same time.
+func mayChange(err error) bool {
+	if errors.Is(err, errRowAppeared) {
+		return true
+	}
+	var reply *pgconn.PgError
+	if !errors.As(err, &reply) {
+		return false
+	}
+	switch reply.Code {
+	case codeConditionFailed, codeDeadlock, codeSerialization:
+		return true
+	case codeUniqueViolation:
+		// A bucket without a row has no lock; an approval belongs to no bucket.
+		return slices.Contains([]string{"buckets_pkey", "approvals_pkey", "audit_pkey"}, reply.ConstraintName)
+	default:
+		return false
 	}
 }
 
@@ -160,14 +184,14 @@ func sqlState(err error) string {
 // an error of the ledger. Messages are cut, and hold neither credentials nor
 // values of rows: a server's DETAIL is not passed on.
 func domainError(err error) *ledger.Error {
-	var domain *ledger.Error
-	if errors.As(err, &domain) {
-		return domain
-	}
 	var f *failure
 	if errors.As(err, &f) && f.certainty == ambiguous {
 		return ledger.Errorf(ledger.CodeOutcomeUnknown,
 			"The connection to the ledger was lost around COMMIT. Repeat the same request: that is safe and tells.").WithCause(err)
+	}
+	var domain *ledger.Error
+	if errors.As(err, &domain) {
+		return domain
 	}
 	var reply *pgconn.PgError
 	if errors.As(err, &reply) {
@@ -186,9 +210,8 @@ func domainErrorOf(reply *pgconn.PgError) *ledger.Error {
 	switch code := reply.Code; {
 	case code == codeUniqueViolation && reply.ConstraintName == "leases_pkey":
 		return ledger.Errorf(ledger.CodeLeaseIDCollision, "The lease ID is taken.")
-	case code == codeUniqueViolation && (reply.ConstraintName == "raises_object_key" || reply.ConstraintName == "raises_pkey"):
-		return ledger.Errorf(ledger.CodeRaiseConflict, "The object already asked for a raise, on another bucket.")
-	case code == codeConditionFailed, code == codeDeadlock, code == codeSerialization, code == codeUniqueViolation:
+	case code == codeConditionFailed, code == codeDeadlock, code == codeSerialization,
+		code == codeUniqueViolation && (reply.ConstraintName == "buckets_pkey" || reply.ConstraintName == "approvals_pkey"):
 		return ledger.Errorf(ledger.CodeUnavailable, "Others kept changing the same rows. Repeat later.")
 	case classOf(code) == classIntegrity, classOf(code) == classData, code == codeAppendOnly, code == codeEpochBack:
 		return ledger.Errorf(ledger.CodeStateCorrupt,

@@ -41,18 +41,21 @@ CROSS JOIN LATERAL (
 	WHERE one.bucket_key = needed.bucket_key AND one.request_hash = needed.request_hash
 	OFFSET 0) AS l`
 
-// overdueLeases sums up what is overdue at each bucket's own instant.
+// overdueLeases sums up what is overdue at each bucket's own instant, of those that
+// expired first.
 const overdueLeases = `
-SELECT b.bucket_key, overdue.expires_at, overdue.leases, overdue.tokens
+SELECT b.bucket_key, overdue.expires_at, count(*), sum(overdue.reserved_tokens)::bigint
 FROM tokenlease.buckets AS b
 CROSS JOIN LATERAL (
-	SELECT l.expires_at, count(*) AS leases, sum(l.reserved_tokens)::bigint AS tokens
+	SELECT l.expires_at, l.reserved_tokens
 	FROM tokenlease.leases AS l
 	WHERE l.bucket_key = b.bucket_key
 	  AND l.state = 'reserved'
 	  AND l.expires_at <= greatest(b.updated_at, (SELECT tokenlease.ledger_now()))
-	GROUP BY l.expires_at) AS overdue
-WHERE b.bucket_key = ANY ($1::text[])`
+	ORDER BY l.expires_at, l.lease_id
+	LIMIT $2::bigint) AS overdue
+WHERE b.bucket_key = ANY ($1::text[])
+GROUP BY b.bucket_key, overdue.expires_at`
 
 const overdueLeaseIDs = `
 SELECT b.bucket_key, overdue.expires_at, overdue.lease_id
@@ -63,7 +66,8 @@ CROSS JOIN LATERAL (
 	WHERE l.bucket_key = b.bucket_key
 	  AND l.state = 'reserved'
 	  AND l.expires_at <= greatest(b.updated_at, (SELECT tokenlease.ledger_now()))
-	OFFSET 0) AS overdue
+	ORDER BY l.expires_at, l.lease_id
+	LIMIT $2::bigint) AS overdue
 WHERE b.bucket_key = ANY ($1::text[])`
 
 const listLeases = `
@@ -74,14 +78,23 @@ WHERE l.bucket_key = $1::text
 ORDER BY l.created_at, l.lease_id
 LIMIT $4::bigint`
 
-// expireLeases settles all overdue leases of each bucket at its instant.
+// expireLeases settles overdue leases of each bucket at its instant, those first
+// that expired first and as many as it is allowed: of a pile as many as were
+// summed up, otherwise one more, which would be one too many.
 const expireLeases = `
 WITH written AS (
-	UPDATE tokenlease.leases AS l SET state = 'expired', settled_at = due.at
-	FROM unnest($1::text[], $2::timestamptz[]) AS due (bucket_key, at)
-	WHERE l.bucket_key = due.bucket_key AND l.state = 'reserved' AND l.expires_at <= due.at
+	UPDATE tokenlease.leases AS l SET state = 'expired', settled_at = overdue.at
+	FROM (
+		SELECT due.bucket_key, due.at, first.lease_id
+		FROM unnest($1::text[], $2::timestamptz[], $3::bigint[]) AS due (bucket_key, at, allowed)
+		CROSS JOIN LATERAL (
+			SELECT o.lease_id FROM tokenlease.leases AS o
+			WHERE o.bucket_key = due.bucket_key AND o.state = 'reserved' AND o.expires_at <= due.at
+			ORDER BY o.expires_at, o.lease_id
+			LIMIT due.allowed) AS first) AS overdue
+	WHERE l.bucket_key = overdue.bucket_key AND l.lease_id = overdue.lease_id
 	RETURNING 1)
-SELECT tokenlease.require((SELECT count(*) FROM written), $3::bigint, 'leases expired')`
+SELECT tokenlease.require((SELECT count(*) FROM written), $4::bigint, 'leases expired')`
 
 const insertLeases = `
 INSERT INTO tokenlease.leases (
@@ -116,12 +129,13 @@ const deleteLeases = `DELETE FROM tokenlease.leases WHERE bucket_key = ANY ($1::
 type leaseWrites struct {
 	expireKeys     []string
 	expireAt       []time.Time
+	expireAllowed  []int64
 	expireCount    int64
 	clear          []string
 	insert, update []*ledger.Lease
 }
 
-func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects) {
+func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects, piled bool) {
 	switch effects.Row {
 	case ledger.RowDelete:
 		w.clear = append(w.clear, view.Key)
@@ -133,6 +147,11 @@ func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects) {
 	if e := effects.Expire; e != nil {
 		w.expireKeys = append(w.expireKeys, view.Key)
 		w.expireAt = append(w.expireAt, e.At)
+		allowed := e.Count
+		if !piled {
+			allowed++
+		}
+		w.expireAllowed = append(w.expireAllowed, allowed)
 		w.expireCount += e.Count
 	}
 	w.insert = append(w.insert, effects.InsertLeases...)
@@ -145,7 +164,7 @@ func (w *leaseWrites) queue(batch *pgx.Batch) {
 	}
 	// Expiry comes first: the rules may say more about a lease that expired.
 	if len(w.expireKeys) > 0 {
-		batch.Queue(expireLeases, w.expireKeys, w.expireAt, w.expireCount)
+		batch.Queue(expireLeases, w.expireKeys, w.expireAt, w.expireAllowed, w.expireCount)
 	}
 	if len(w.insert) > 0 {
 		batch.Queue(insertLeases,

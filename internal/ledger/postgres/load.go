@@ -10,6 +10,13 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
+// maxOverdue bounds how many overdue leases a transaction settles, whatever the
+// number of its buckets; leastOverdue is what each bucket has of it at least.
+const (
+	maxOverdue   = 10_000
+	leastOverdue = 100
+)
+
 const readClock = `SELECT tokenlease.ledger_now()`
 
 // loader reads, in one pipeline, what the rules need to see of some buckets.
@@ -17,6 +24,10 @@ type loader struct {
 	clock  time.Time
 	views  map[string]*ledger.View
 	needed needed
+	// overdueLimit is how many overdue leases of each bucket are looked at, overdue
+	// how many there were.
+	overdueLimit int64
+	overdue      map[string]int64
 }
 
 // needed are the Needs of all requests, as the columns of the statements that
@@ -58,7 +69,7 @@ func (n *needed) add(key string, needs ledger.Needs) {
 }
 
 func newLoader(groups []*group) *loader {
-	l := &loader{views: map[string]*ledger.View{}}
+	l := &loader{views: map[string]*ledger.View{}, overdue: map[string]int64{}}
 	for _, g := range groups {
 		l.view(g.key)
 		for _, request := range g.requests {
@@ -133,7 +144,8 @@ func (l *loader) readBucket(rows pgx.Rows) error {
 func (l *loader) queueReads(batch *pgx.Batch) {
 	batch.Queue(readClock).QueryRow(func(row pgx.Row) error { return row.Scan(instant{&l.clock}) })
 	keys := l.keys()
-	each(batch.Queue(overdueLeases, keys), l.readOverdue)
+	l.overdueLimit = int64(max(leastOverdue, maxOverdue/max(1, len(keys))))
+	each(batch.Queue(overdueLeases, keys, l.overdueLimit), l.readOverdue)
 	each(batch.Queue(liveRaises, keys), l.readLiveRaise)
 	n := &l.needed
 	if len(n.leaseIDs) > 0 {
@@ -143,7 +155,7 @@ func (l *loader) queueReads(batch *pgx.Batch) {
 		each(batch.Queue(leasesByRequest, n.requestKeys, n.requestHashes), l.readLease)
 	}
 	if len(n.expiredLeaseIDs) > 0 {
-		each(batch.Queue(overdueLeaseIDs, n.expiredLeaseIDs), l.readOverdueID)
+		each(batch.Queue(overdueLeaseIDs, n.expiredLeaseIDs, l.overdueLimit), l.readOverdueID)
 	}
 	if len(n.raiseUIDs) > 0 {
 		each(batch.Queue(raisesByUID, n.raiseKeys, n.raiseUIDs), l.readRaise)
@@ -196,9 +208,13 @@ func (l *loader) readOverdue(rows pgx.Rows) error {
 	// The statement read the clock a little later than the buckets' instant.
 	if view := l.view(key); !sum.ExpiresAt.After(l.instantOf(view)) {
 		view.Overdue = append(view.Overdue, sum)
+		l.overdue[key] += sum.Count
 	}
 	return nil
 }
+
+// piled reports whether more leases of a bucket may be overdue than its view tells.
+func (l *loader) piled(view *ledger.View) bool { return l.overdue[view.Key] >= l.overdueLimit }
 
 func (l *loader) readOverdueID(rows pgx.Rows) error {
 	var key, id string

@@ -30,13 +30,13 @@ func TestPlansWithoutStatistics(t *testing.T) {
 			1, 1000, now(), now() + interval '1 second', CASE WHEN n % 100 > 0 THEN now() END FROM generate_series(1, 20000) AS n`)
 	d.exec(`
 		INSERT INTO tokenlease.audit (bucket_key, sequence, event, outcome, used_tokens, reserved_tokens, limit_epoch, recorded_at)
-		SELECT 'b1', n, 'LimitSet', 'applied', 0, 0, 0, now() FROM generate_series(1, 20000) AS n`)
+		SELECT 'b1', n, 'LimitSet', 'applied', 0, 0, 0, now() FROM generate_series(2, 20001) AS n`)
 	d.exec(`
 		INSERT INTO tokenlease.raises (bucket_key, raise_id, cluster, namespace, name, current_uid, tenant_id, scoped_key_id,
 			normal_limit_tokens, temporary_limit_tokens, limit_epoch, starts_at, expires_at, approval_id, grant_hash,
-			on_base_change, state, review_required, version, stored_at, ended_at)
+			on_base_change, state, review_required, version, stored_at, ended_at, current_created_at)
 		SELECT 'b' || n % 2000, 'r' || n, 'c', 'ns', 'n' || n, 'r' || n, 't', 'k', 1, 2, 0, now(), now(), 'a' || n, 'h' || n,
-			'Review', 'failed', false, 1, now(), now() FROM generate_series(1, 20000) AS n`)
+			'Review', 'failed', false, 1, now(), now(), now() FROM generate_series(1, 20000) AS n`)
 	d.exec(`
 		INSERT INTO tokenlease.approvals (cluster, namespace, tenant_id, approval_id, raise_id, bucket_key, spent_at)
 		SELECT 'c', 'ns', 't', 'a' || n, 'r' || n, 'b' || n % 2000, now() FROM generate_series(1, 20000) AS n`)
@@ -56,15 +56,15 @@ func checkPlans(t *testing.T, d *database) {
 	raise := &ledger.Raise{BucketKey: "b1", ID: "r1", StartsAt: now, ExpiresAt: now, StoredAt: now}
 	var leases leaseWrites
 	leases.update = []*ledger.Lease{lease}
-	leases.expireKeys, leases.expireAt = one, []time.Time{now}
+	leases.expireKeys, leases.expireAt, leases.expireAllowed = one, []time.Time{now}, []int64{10}
 	var batch pgx.Batch
 	leases.queue(&batch)
 	statements := []*pgx.QueuedQuery{
 		{SQL: lockBuckets, Arguments: []any{one}},
 		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
 		{SQL: nextDue, Arguments: []any{[]string{}}},
-		{SQL: overdueLeases, Arguments: []any{one}},
-		{SQL: overdueLeaseIDs, Arguments: []any{one}},
+		{SQL: overdueLeases, Arguments: []any{one, 10}},
+		{SQL: overdueLeaseIDs, Arguments: []any{one, 10}},
 		{SQL: leasesByID, Arguments: []any{one, one}},
 		{SQL: leasesByRequest, Arguments: []any{one, one}},
 		{SQL: liveRaises, Arguments: []any{one}},

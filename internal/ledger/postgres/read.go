@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/token-lease/operator/internal/ledger"
 )
@@ -71,13 +72,16 @@ func targetsUnlessNull(first []byte, targets []any) []any {
 }
 
 // list runs a query outside a transaction and reads its rows.
-func list[T any](ctx context.Context, s *Store, query string, scan func(pgx.CollectableRow) (T, error), arguments ...any) ([]T, error) {
+func list[T any](
+	ctx context.Context, s *Store, pool *pgxpool.Pool,
+	query string, scan func(pgx.CollectableRow) (T, error), arguments ...any,
+) ([]T, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	var found []T
 	_, err := s.attempt(ctx, readAttempts, false, func() error {
 		found = nil
-		return s.readOnce(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		return s.readOnce(ctx, pool, func(ctx context.Context, conn *pgx.Conn) error {
 			rows, err := conn.Query(ctx, query, arguments...)
 			if err != nil {
 				return err
@@ -94,11 +98,11 @@ func list[T any](ctx context.Context, s *Store, query string, scan func(pgx.Coll
 
 // readOnce lends a connection to a read. This process bounds it, because outside
 // a transaction the server's bounds would outlive it.
-func (s *Store) readOnce(ctx context.Context, read func(context.Context, *pgx.Conn) error) error {
+func (s *Store) readOnce(ctx context.Context, pool *pgxpool.Pool, read func(context.Context, *pgx.Conn) error) error {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.transactionBound())
 	defer cancel()
-	conn, err := s.acquire(ctx)
+	conn, err := s.acquire(ctx, pool)
 	if err != nil {
 		return s.failed(caller, err, false)
 	}
@@ -116,7 +120,7 @@ func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]le
 	var changes []ledger.Change
 	for start := 0; start < len(known); start += maxKnown {
 		part := known[start:min(start+maxKnown, len(known))]
-		found, err := list(ctx, s, changedBuckets, scanChange,
+		found, err := list(ctx, s, s.reads, changedBuckets, scanChange,
 			column(part, func(k ledger.KnownRevision) string { return k.Key }),
 			column(part, func(k ledger.KnownRevision) int64 { return k.Revision }),
 			column(part, func(k ledger.KnownRevision) time.Time { return k.CreatedAt }))
@@ -130,7 +134,7 @@ func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]le
 
 // Raise implements ledger.Store.
 func (s *Store) Raise(ctx context.Context, cluster, uid string) (*ledger.Raise, error) {
-	found, err := list(ctx, s, raiseByUID, toRaise, cluster, uid)
+	found, err := list(ctx, s, s.reads, raiseByUID, toRaise, cluster, uid)
 	if err != nil {
 		return nil, err
 	}
@@ -142,23 +146,23 @@ func (s *Store) Raise(ctx context.Context, cluster, uid string) (*ledger.Raise, 
 
 // LiveRaises implements ledger.Store.
 func (s *Store) LiveRaises(ctx context.Context, cluster string, after ledger.RaisePosition, limit int) ([]*ledger.Raise, error) {
-	return list(ctx, s, listLiveRaises, toRaise,
+	return list(ctx, s, s.reads, listLiveRaises, toRaise,
 		cluster, after.BucketKey, after.RaiseID, page(limit))
 }
 
 // Leases implements ledger.Store.
 func (s *Store) Leases(ctx context.Context, bucketKey string, after ledger.LeasePosition, limit int) ([]*ledger.Lease, error) {
-	return list(ctx, s, listLeases, toLease, bucketKey, after.CreatedAt, after.LeaseID, page(limit))
+	return list(ctx, s, s.reads, listLeases, toLease, bucketKey, after.CreatedAt, after.LeaseID, page(limit))
 }
 
 // Audit implements ledger.Store.
 func (s *Store) Audit(ctx context.Context, bucketKey string, afterSequence int64, limit int) ([]ledger.AuditRow, error) {
-	return list(ctx, s, listAudit, toAudit, bucketKey, afterSequence, page(limit))
+	return list(ctx, s, s.reads, listAudit, toAudit, bucketKey, afterSequence, page(limit))
 }
 
 // ActivePastExpiry implements ledger.Store.
 func (s *Store) ActivePastExpiry(ctx context.Context) (int64, error) {
-	found, err := list(ctx, s, activePastExpiry, pgx.RowTo[int64])
+	found, err := list(ctx, s, s.reads, activePastExpiry, pgx.RowTo[int64])
 	if err != nil {
 		return 0, err
 	}

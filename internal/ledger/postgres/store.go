@@ -33,6 +33,9 @@ const (
 	// connectionLifetime bounds how long a connection outlives a change of the
 	// connection string.
 	connectionLifetime = 10 * time.Minute
+	// readConnections and watchConnections are kept apart from the callers'.
+	readConnections  = 2
+	watchConnections = 2
 	// refusedBackoff is how long credentials that were refused are not shown to
 	// the server again, so that an account is not locked by repetition.
 	refusedBackoff = 2 * time.Second
@@ -48,7 +51,8 @@ type Options struct {
 	Worker string
 	// Observer is told of transitions once they are durable; nil observes nothing.
 	Observer ledger.Observer
-	// MaxConnections bounds the pool.
+	// MaxConnections bounds the connections. A few of them are kept for reads, and
+	// for the sweeper and the checks of health; the others are the callers'.
 	MaxConnections int
 	// ApplicationName is shown in pg_stat_activity.
 	ApplicationName string
@@ -82,8 +86,11 @@ func setDefault[T comparable](field *T, value T) {
 // concurrently.
 type Store struct {
 	options Options
-	pool    *pgxpool.Pool
-	refused refusedCredentials
+	// pool serves Do, reads what lists rows, and watch the sweeper and the checks of
+	// health: none of them ever waits for another kind's connections.
+	pool, reads, watch *pgxpool.Pool
+	turns              turns
+	refused            refusedCredentials
 }
 
 var _ ledger.Store = (*Store)(nil)
@@ -97,25 +104,44 @@ func Open(options Options) (*Store, error) {
 	}
 	options.setDefaults()
 	s := &Store{options: options}
+	var err error
+	for _, p := range []struct {
+		pool        **pgxpool.Pool
+		connections int
+	}{
+		{&s.pool, max(1, options.MaxConnections-readConnections-watchConnections)},
+		{&s.reads, readConnections},
+		{&s.watch, watchConnections},
+	} {
+		if *p.pool, err = s.newPool(p.connections); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *Store) newPool(connections int) (*pgxpool.Pool, error) {
 	// The pool wants a configuration to start from; each connection replaces it.
 	config, err := pgxpool.ParseConfig("host=localhost")
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = int32(min(max(options.MaxConnections, 1), math.MaxInt32))
+	config.MaxConns = int32(min(connections, math.MaxInt32))
 	config.MaxConnLifetime = connectionLifetime
 	config.MaxConnLifetimeJitter = connectionLifetime / 5
 	config.PingTimeout = pingTimeout
 	config.BeforeConnect = s.configureConnection
-	s.pool, err = pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return pgxpool.NewWithConfig(context.Background(), config)
 }
 
+func (s *Store) pools() []*pgxpool.Pool { return []*pgxpool.Pool{s.pool, s.reads, s.watch} }
+
 // Close ends all connections, waiting for calls that are under way.
-func (s *Store) Close() { s.pool.Close() }
+func (s *Store) Close() {
+	for _, pool := range s.pools() {
+		pool.Close()
+	}
+}
 
 // configureConnection is called for each new connection.
 func (s *Store) configureConnection(ctx context.Context, config *pgx.ConnConfig) error {
@@ -212,9 +238,9 @@ func (r *refusedCredentials) note(err error) {
 	r.credentials, r.until = credentialsOf(attempt.Config), time.Now().Add(refusedBackoff)
 }
 
-// acquire takes a connection from the pool.
-func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	conn, err := s.pool.Acquire(ctx)
+// acquire takes a connection from a pool.
+func (s *Store) acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		s.refused.note(err)
 		return nil, &acquireError{err}

@@ -11,10 +11,6 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// sweepLockTimeout bounds the wait for rows that another hand has locked beside
-// the bucket's own, which is skipped: the other buckets of the pass wait along.
-const sweepLockTimeout = 250 * time.Millisecond
-
 // Sweep implements ledger.Store. The due buckets are touched in one transaction,
 // or if that fails one by one.
 func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.SweepResult, error) {
@@ -45,10 +41,11 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 // touchDue touches due buckets in one transaction. It also tells which ones those
 // were when it fails.
 func (s *Store) touchDue(ctx context.Context, request ledger.SweepRequest) (due []*group, answers map[string]answer, err error) {
-	lockTimeout := min(s.options.LockTimeout, sweepLockTimeout)
+	// The rows of locked buckets are skipped; this is for those beside them.
+	terms := terms{pool: s.watch, lockTimeout: min(s.options.LockTimeout, sharedLockTimeout)}
 	_, err = s.attempt(ctx, batchAttempts, false, func() (err error) {
 		due = nil
-		answers, err = s.inTransaction(ctx, nil, lockTimeout, func(ctx context.Context, t *transaction) ([]*group, error) {
+		answers, err = s.inTransaction(ctx, nil, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
 			due, err = t.lockDue(ctx, request)
 			if err != nil || len(due) == 0 {
 				return due, err
@@ -127,7 +124,7 @@ func (s *Store) nextIn(ctx context.Context, setAside []string) (time.Duration, e
 	if setAside == nil {
 		setAside = []string{}
 	}
-	waits, err := list(ctx, s, nextDue, toDuration, setAside)
+	waits, err := list(ctx, s, s.watch, nextDue, toDuration, setAside)
 	if err != nil {
 		return 0, err
 	}

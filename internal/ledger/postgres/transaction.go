@@ -21,11 +21,13 @@ const (
 
 	// boundTransaction bounds this transaction alone, so that it works behind a
 	// transaction pooler, and a process that stops in the middle holds its locks
-	// no longer than this.
+	// no longer than this. It also tells the schema's triggers that this is the
+	// ledger and no other hand.
 	boundTransaction = `
 SELECT set_config('lock_timeout', $1::text, true),
 	set_config('statement_timeout', $2::text, true),
-	set_config('idle_in_transaction_session_timeout', $3::text, true)`
+	set_config('idle_in_transaction_session_timeout', $3::text, true),
+	set_config('tokenlease.writer', 'ledger', true)`
 
 	rollbackTimeout = 2 * time.Second
 )
@@ -43,8 +45,7 @@ type transaction struct {
 	store  *Store
 	conn   *pgx.Conn
 	loader *loader
-	// lockTimeout bounds the wait for each lock.
-	lockTimeout time.Duration
+	terms  terms
 	// readAt is when the clock's value arrived here.
 	readAt time.Time
 	// committing is set once COMMIT may have been sent.
@@ -56,12 +57,31 @@ type transaction struct {
 type answer struct {
 	results []ledger.Result
 	effects *ledger.Effects
+	// piled is set when more leases were overdue than one transaction settles. It
+	// settled as many as it does, and performed what else was due; the requests are
+	// still to be served.
+	piled bool
 }
+
+// terms are what a transaction is run under.
+type terms struct {
+	pool *pgxpool.Pool
+	// lockTimeout bounds the wait for each lock.
+	lockTimeout time.Duration
+}
+
+// sharedLockTimeout bounds the wait for a lock in a transaction of many buckets,
+// which all wait along: whoever is in the way gets a transaction of its own.
+const sharedLockTimeout = 250 * time.Millisecond
 
 // serve carries out groups of different buckets in one transaction. After an
 // error nothing of them was done, unless the error says that this is unknown.
 func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, error) {
-	return s.inTransaction(ctx, groups, s.options.LockTimeout, func(ctx context.Context, t *transaction) ([]*group, error) {
+	terms := terms{pool: s.pool, lockTimeout: s.options.LockTimeout}
+	if len(groups) > 1 {
+		terms.lockTimeout = min(terms.lockTimeout, sharedLockTimeout)
+	}
+	return s.inTransaction(ctx, groups, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
 		batch := &pgx.Batch{}
 		t.queueBegin(batch)
 		t.loader.queueLock(batch)
@@ -72,16 +92,16 @@ func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, 
 
 // inTransaction runs the groups that load returns.
 func (s *Store) inTransaction(
-	caller context.Context, groups []*group, lockTimeout time.Duration,
+	caller context.Context, groups []*group, terms terms,
 	load func(context.Context, *transaction) ([]*group, error),
 ) (map[string]answer, error) {
 	ctx, cancel := context.WithTimeout(caller, s.transactionBound())
 	defer cancel()
-	conn, err := s.acquire(ctx)
+	conn, err := s.acquire(ctx, terms.pool)
 	if err != nil {
 		return nil, s.failed(caller, err, false)
 	}
-	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), lockTimeout: lockTimeout, answers: map[string]answer{}}
+	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), terms: terms, answers: map[string]answer{}}
 	committed := false
 	defer func() {
 		// A panic of the rules must not keep the connection, and with it the locks.
@@ -110,8 +130,13 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 	}
 	fault.Point("ledger.locked")
 	for _, g := range groups {
-		results, effects := ledger.Run(t.loader.view(g.key), t.loader.clock, t.store.options.Worker, g.requests)
-		t.answers[g.key] = answer{results, effects}
+		view, requests := t.loader.view(g.key), g.requests
+		piled := t.loader.piled(view)
+		if piled {
+			requests = []ledger.Request{ledger.Touch{Key: g.key}}
+		}
+		results, effects := ledger.Run(view, t.loader.clock, t.store.options.Worker, requests)
+		t.answers[g.key] = answer{results, effects, piled}
 	}
 	return t.write(ctx, groups)
 }
@@ -119,7 +144,7 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 func (t *transaction) queueBegin(batch *pgx.Batch) {
 	o := &t.store.options
 	batch.Queue(beginTransaction)
-	batch.Queue(boundTransaction, inMilliseconds(t.lockTimeout), inMilliseconds(o.StatementTimeout),
+	batch.Queue(boundTransaction, inMilliseconds(t.terms.lockTimeout), inMilliseconds(o.StatementTimeout),
 		inMilliseconds(o.IdleInTransactionTimeout))
 }
 
@@ -147,13 +172,15 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 	var approvals approvalWrites
 	var operations operationWrites
 	var audit []ledger.AuditRow
+	locked := false
 	for _, g := range groups {
 		view, effects := t.loader.view(g.key), t.answers[g.key].effects
+		locked = locked || view.Bucket != nil || effects.Row == ledger.RowDelete
 		if effects.Empty() {
 			continue
 		}
 		buckets.add(view, effects)
-		leases.add(view, effects)
+		leases.add(view, effects, t.answers[g.key].piled)
 		raises.add(effects)
 		approvals.add(effects)
 		operations.add(view, effects)
@@ -168,6 +195,11 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		return err
 	}
 	queueAudit(batch, audit)
+	if len(groups) > 0 && batch.Len() == 0 && !locked {
+		// That there is no row may be an earlier transaction's doing, which must not be
+		// answered before it is durable. Locking a row would have written to the log.
+		batch.Queue(writeToLog)
+	}
 	var outcome string
 	batch.Queue(commitTransaction).Exec(func(tag pgconn.CommandTag) error {
 		outcome = tag.String()

@@ -112,11 +112,13 @@ CREATE TABLE tokenlease.leases (
         (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
         OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
         OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
-    CONSTRAINT leases_instants CHECK (ttl_ms > 0 AND expires_at > created_at AND settled_at >= created_at)
+    CONSTRAINT leases_instants CHECK (ttl_ms > 0 AND expires_at > created_at AND settled_at >= created_at),
+    CONSTRAINT leases_settled_in_time CHECK (settled_at IS NULL OR (settled_at >= expires_at) = (state = 'expired'))
 ) WITH (fillfactor = 90);
 
--- What is overdue is found without reading what is settled.
-CREATE INDEX leases_reserved ON tokenlease.leases (bucket_key, expires_at) WHERE state = 'reserved';
+-- What is overdue is found without reading what is settled, in one order, so that
+-- two statements mean the same first thousands.
+CREATE INDEX leases_reserved ON tokenlease.leases (bucket_key, expires_at, lease_id) WHERE state = 'reserved';
 -- Pages of a long history cost what they show.
 CREATE INDEX leases_history ON tokenlease.leases (bucket_key, created_at, lease_id);
 
@@ -153,14 +155,18 @@ CREATE TABLE tokenlease.raises (
     mismatch_since         timestamptz,
     observed_at            timestamptz,
     CONSTRAINT raises_pkey PRIMARY KEY (bucket_key, raise_id),
-    -- One object asks for one raise, on one bucket.
-    CONSTRAINT raises_object_key UNIQUE (cluster, raise_id),
+    -- One object stands for one raise of a bucket.
+    CONSTRAINT raises_current_key UNIQUE (bucket_key, current_uid, cluster),
     CONSTRAINT raises_limits CHECK (normal_limit_tokens >= 0 AND temporary_limit_tokens > normal_limit_tokens
         AND temporary_limit_tokens <= 9007199254740991),
     CONSTRAINT raises_applied CHECK (applied_limit_tokens BETWEEN 0 AND 9007199254740991
         AND restore_to_tokens BETWEEN 0 AND 9007199254740991
         AND (applied_limit_tokens IS NULL) = (restore_to_tokens IS NULL)
-        AND (applied_limit_tokens IS NULL) = (activated_at IS NULL)),
+        AND (applied_limit_tokens IS NULL) = (activated_at IS NULL)
+        AND (limit_epoch = 0) = (activated_at IS NULL)),
+    CONSTRAINT raises_window CHECK (expires_at >= starts_at),
+    CONSTRAINT raises_mismatch CHECK (mismatch_since IS NULL OR state = 'pending'),
+    CONSTRAINT raises_review CHECK (NOT review_required OR (state = 'failed' AND activated_at IS NOT NULL)),
     CONSTRAINT raises_observed_range CHECK (observed_limit_tokens BETWEEN 0 AND 9007199254740991),
     CONSTRAINT raises_on_base_change CHECK (on_base_change IN ('Review', 'Rebase')),
     CONSTRAINT raises_state CHECK (
@@ -175,10 +181,20 @@ CREATE UNIQUE INDEX raises_one_active ON tokenlease.raises (bucket_key) INCLUDE 
     WHERE state IN ('active', 'restoring');
 CREATE INDEX raises_live ON tokenlease.raises (bucket_key, raise_id)
     WHERE state IN ('pending', 'active', 'restoring');
-CREATE INDEX raises_current_uid ON tokenlease.raises (current_uid);
 CREATE INDEX raises_grant ON tokenlease.raises (bucket_key, grant_hash);
+-- Readers who know an object and not its bucket ask all shards. These are not
+-- unique: what is unique begins with the bucket key.
+CREATE INDEX raises_object ON tokenlease.raises (raise_id);
+CREATE INDEX raises_current_uid ON tokenlease.raises (current_uid);
+
+-- A raise that a bucket points at cannot be removed: without it nothing would ever
+-- take its limit back. The pointer is written before the raise, hence deferred.
+ALTER TABLE tokenlease.buckets ADD CONSTRAINT buckets_active_raise
+    FOREIGN KEY (bucket_key, active_raise_id) REFERENCES tokenlease.raises (bucket_key, raise_id)
+    DEFERRABLE INITIALLY DEFERRED;
 
 -- An approval is spent once within its namespace and tenant, whatever the bucket.
+-- It is the one table whose key does not begin with the bucket's.
 CREATE TABLE tokenlease.approvals (
     cluster     text COLLATE "C" NOT NULL,
     namespace   text COLLATE "C" NOT NULL,
@@ -305,6 +321,68 @@ $$;
 
 CREATE TRIGGER buckets_limit_taken BEFORE UPDATE OF limit_tokens ON tokenlease.buckets
     FOR EACH ROW WHEN (NEW.limit_epoch <= OLD.limit_epoch) EXECUTE FUNCTION tokenlease.take_limit();
+
+-- The ledger says in its transactions that it is the writer. A row that another
+-- hand inserts, such as one from a backup, is of another time: it takes its place
+-- behind what the audit tells, keeps its raise only if that is in force as the row
+-- says, and is due, so that whatever time has made due since is performed.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.place_row() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+DECLARE
+    clock timestamptz := tokenlease.ledger_now();
+    last_sequence bigint;
+    last_epoch bigint;
+BEGIN
+    SELECT coalesce(max(a.sequence), 0), coalesce(max(a.limit_epoch), 0) INTO last_sequence, last_epoch
+    FROM tokenlease.audit AS a
+    WHERE a.bucket_key = NEW.bucket_key;
+    IF NEW.limit_epoch < last_epoch OR NOT EXISTS (
+        SELECT FROM tokenlease.raises AS r
+        WHERE r.bucket_key = NEW.bucket_key AND r.raise_id = NEW.active_raise_id AND r.state = 'active'
+          AND r.limit_epoch = NEW.limit_epoch AND r.applied_limit_tokens = NEW.limit_tokens)
+    THEN
+        NEW.active_raise_id := NULL;
+        NEW.limit_epoch := greatest(NEW.limit_epoch, last_epoch) + 1;
+    END IF;
+    NEW.audit_sequence := greatest(NEW.audit_sequence, last_sequence) + 1;
+    NEW.revision := NEW.revision + 1;
+    NEW.next_transition_at := clock;
+    NEW.updated_at := greatest(NEW.created_at, NEW.updated_at, clock);
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER buckets_row_placed BEFORE INSERT ON tokenlease.buckets
+    FOR EACH ROW WHEN (current_setting('tokenlease.writer', true) IS DISTINCT FROM 'ledger')
+    EXECUTE FUNCTION tokenlease.place_row();
+
+-- The evidence of it is written once the row is there: an INSERT may find another
+-- one, and do nothing.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.note_row() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+BEGIN
+    INSERT INTO tokenlease.audit (
+        bucket_key, sequence, event, outcome, raise_id, cluster, namespace, owner_name, tenant_id, bucket_scoped_key_id,
+        actor, worker, trigger_operation, effective_limit_tokens, declared_limit_tokens,
+        used_tokens, reserved_tokens, limit_epoch, recorded_at)
+    VALUES (
+        NEW.bucket_key, NEW.audit_sequence, 'BucketInsertedOutsideLedger', 'applied', NEW.active_raise_id,
+        NEW.owner_cluster, NEW.owner_namespace, NEW.owner_name, NEW.tenant_id, NEW.scoped_key_id,
+        session_user, nullif(current_setting('application_name'), ''), 'sql', NEW.limit_tokens, NEW.declared_limit_tokens,
+        NEW.used_tokens, NEW.reserved_tokens, NEW.limit_epoch, NEW.updated_at);
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER buckets_row_noted AFTER INSERT ON tokenlease.buckets
+    FOR EACH ROW WHEN (current_setting('tokenlease.writer', true) IS DISTINCT FROM 'ledger')
+    EXECUTE FUNCTION tokenlease.note_row();
 
 -- grant_runtime gives a role what the running ledger needs and nothing more: no
 -- DDL, and the evidence can be added to but not changed.
