@@ -19,14 +19,18 @@ const (
 	// maxSleep bounds the wait for the next due instant: a transition stored
 	// meanwhile by another process may be due sooner.
 	maxSleep = time.Second
-	// minSleep bounds the rate when what is due is locked by somebody else.
-	minSleep = 50 * time.Millisecond
+	// heldSleep bounds the rate when all that is due is locked by somebody else.
+	heldSleep = 50 * time.Millisecond
+	// gatherSleep bounds the rate when one thing falls due after the other, so that a
+	// pass finds several.
+	gatherSleep = 5 * time.Millisecond
 	// passTimeout bounds one pass.
 	passTimeout = 30 * time.Second
 	// The back-off after a pass that failed as a whole.
 	minBackOff, maxBackOff = 100 * time.Millisecond, time.Second
-	// The back-off of one bucket whose touch failed.
-	minAside, maxAside = time.Second, time.Minute
+	// The back-off of one bucket whose touch failed. A fault that ends must not hold
+	// up a restore for long.
+	minAside, maxAside = time.Second, 5 * time.Second
 	// maxSetAside bounds how many buckets are remembered as failing.
 	maxSetAside = 10_000
 )
@@ -81,23 +85,34 @@ func (s *Sweeper) pass(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
 	result, err := s.store.Sweep(ctx, ledger.SweepRequest{Limit: DefaultBatch, SetAside: s.setAside()})
-	if err != nil {
-		return 0, err
-	}
+	// A pass that ended early tells what it did and met nevertheless. Without that
+	// the same slow buckets would end the next pass as well.
+	progress := len(result.Touched)
 	for _, key := range result.Touched {
 		delete(s.aside, key)
 	}
 	for key, reason := range result.Failed {
-		s.putAside(key, reason)
+		if s.putAside(key, reason) {
+			progress++
+		}
 	}
 	s.observer.ObserveSweep(len(result.Touched), len(s.aside))
 	switch {
+	case err != nil && progress == 0:
+		return 0, err
+	case err != nil:
+		s.log.Error(err, "a sweep ended early; the next one goes on")
+		return minSleep, nil
+	case len(result.Touched)+len(result.Failed) >= DefaultBatch && progress == 0:
+		return maxSleep, nil
 	case len(result.Touched)+len(result.Failed) >= DefaultBatch:
 		return 0, nil
 	case result.NextIn < 0:
 		return maxSleep, nil
+	case result.NextIn == 0 && len(result.Touched) == 0:
+		return heldSleep, nil
 	default:
-		return min(max(result.NextIn, minSleep), maxSleep), nil
+		return min(max(result.NextIn, gatherSleep), maxSleep), nil
 	}
 }
 
@@ -117,16 +132,19 @@ func (s *Sweeper) setAside() []string {
 	return keys
 }
 
-func (s *Sweeper) putAside(key string, reason error) {
+// putAside keeps a bucket out of the next passes. It reports false when there are
+// too many to remember this one.
+func (s *Sweeper) putAside(key string, reason error) bool {
 	bucket, known := s.aside[key]
 	if !known && len(s.aside) >= maxSetAside {
 		s.log.Error(reason, "touch failed; too many buckets fail to remember this one", "bucket", key)
-		return
+		return false
 	}
 	bucket.backOff = min(max(2*bucket.backOff, minAside), maxAside)
 	bucket.until = s.now().Add(bucket.backOff)
 	s.aside[key] = bucket
 	s.log.Error(reason, "touch failed; the bucket is set aside", "bucket", key, "for", bucket.backOff.String())
+	return true
 }
 
 func sleep(ctx context.Context, d time.Duration) {

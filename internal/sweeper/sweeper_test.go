@@ -165,7 +165,9 @@ func TestWait(t *testing.T) {
 		{"nothing is due ever", ledger.SweepResult{NextIn: -1}, maxSleep},
 		{"due soon", ledger.SweepResult{NextIn: 300 * time.Millisecond}, 300 * time.Millisecond},
 		{"due late", ledger.SweepResult{NextIn: time.Hour}, maxSleep},
-		{"due but locked by somebody", ledger.SweepResult{NextIn: 0}, minSleep},
+		{"due but locked by somebody", ledger.SweepResult{NextIn: 0}, heldSleep},
+		{"due while others were touched", ledger.SweepResult{Touched: []string{"a"}, NextIn: 0}, gatherSleep},
+		{"due at once", ledger.SweepResult{NextIn: time.Millisecond}, gatherSleep},
 		{"a full batch", ledger.SweepResult{Touched: make([]string, DefaultBatch)}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -174,6 +176,49 @@ func TestWait(t *testing.T) {
 				t.Errorf("got %s, %v; want %s", got, err, test.want)
 			}
 		})
+	}
+}
+
+// Goal: what a pass did and met counts also when it ended early, so that slow
+// buckets do not end every pass at the same place.
+func TestPassThatEndsEarly(t *testing.T) {
+	store := &scripted{
+		results: []ledger.SweepResult{
+			{Failed: map[string]error{"bad": errors.New("broken")}},
+			{Touched: []string{"good"}, Failed: map[string]error{"slow": errors.New("too slow")}},
+		},
+		errs: []error{nil, context.DeadlineExceeded},
+	}
+	seen := &counts{}
+	s := New(store, seen, logr.Discard())
+	s.aside["good"] = asideBucket{}
+	for range 3 {
+		if _, err := s.pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	aside := slices.Sorted(slices.Values(store.requests[2].SetAside))
+	if !slices.Equal(aside, []string{"bad", "slow"}) || len(s.aside) != 2 || seen.touched != 1 {
+		t.Errorf("%v are set aside, %d are remembered and %d were touched; want bad and slow, 2 and 1", aside, len(s.aside), seen.touched)
+	}
+}
+
+// Goal: buckets that fail beyond what is remembered do not make the loop spin.
+func TestMoreFailThanAreRemembered(t *testing.T) {
+	failed := map[string]error{}
+	for i := range DefaultBatch {
+		failed[fmt.Sprint("new-", i)] = errors.New("broken")
+	}
+	s := New(&scripted{results: []ledger.SweepResult{{Failed: failed}, {Failed: failed}}}, &counts{}, logr.Discard())
+	if wait, err := s.pass(t.Context()); err != nil || wait != 0 {
+		t.Errorf("a full batch of failures that are set aside: wait %s, %v; want none", wait, err)
+	}
+	s = New(&scripted{results: []ledger.SweepResult{{Failed: failed}}}, &counts{}, logr.Discard())
+	for i := range maxSetAside {
+		s.aside[fmt.Sprint(i)] = asideBucket{until: s.now().Add(time.Hour)}
+	}
+	if wait, err := s.pass(t.Context()); err != nil || wait != maxSleep {
+		t.Errorf("a full batch of failures that are not remembered: wait %s, %v; want %s", wait, err, maxSleep)
 	}
 }
 
