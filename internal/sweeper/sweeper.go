@@ -96,13 +96,15 @@ func (s *Sweeper) pass(ctx context.Context) (time.Duration, error) {
 			progress++
 		}
 	}
-	s.observer.ObserveSweep(len(result.Touched), len(s.aside))
+	if err == nil || progress > 0 {
+		s.observer.ObserveSweep(len(result.Touched), len(s.aside))
+	}
 	switch {
 	case err != nil && progress == 0:
 		return 0, err
 	case err != nil:
 		s.log.Error(err, "a sweep ended early; the next one goes on")
-		return minSleep, nil
+		return heldSleep, nil
 	case len(result.Touched)+len(result.Failed) >= DefaultBatch && progress == 0:
 		return maxSleep, nil
 	case len(result.Touched)+len(result.Failed) >= DefaultBatch:
