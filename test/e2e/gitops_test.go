@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,8 +19,8 @@ import (
 // gitOps is a tool that keeps a cluster as a repository says.
 const gitOps = "gitops"
 
-// Goal: a GitOps tool that applies both objects again and again during a raise does
-// no harm and sees no harm: L stays, no field is fought over, there is no
+// Goal: a GitOps tool that applies both objects again and again during a raise (C29,
+// C30) does no harm and sees no harm: L stays, no field is fought over, there is no
 // difference between repository and cluster, and the specs stay as they are written,
 // in the spelling of the person who wrote them.
 // Method: apply with server-side apply under a field manager of its own, once a
@@ -133,5 +134,77 @@ func (in *installation) checkSpecOwners(t *testing.T) {
 				t.Errorf("%s: %q did not apply but %s", object.GetName(), entry.Manager, entry.Operation)
 			}
 		}
+	}
+}
+
+// Goal: what is only tried, compared or refused has no effect on the ledger (C32).
+// Method: dry runs of every verb, differences and refused requests, before there is
+// a bucket and during a raise; what a last real request does shows that the manager
+// has seen all that came before it.
+func TestRequestsWithoutEffect(t *testing.T) {
+	t.Parallel()
+	in := install(t)
+	in.start(t, "manager-a", managerOptions{})
+	manifest := manifestOf(t, in.bucket(), in.lease(t))
+	const rounds = 30
+	for range rounds {
+		for _, object := range []client.Object{in.bucket(), in.lease(t)} {
+			if err := in.api.Create(call(t), object, client.DryRunAll); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	in.mustKubectl(t, manifest, "apply", "--dry-run=server")
+	in.wantDiff(t, manifest)
+	in.create(t, in.otherBucket("real"), in.otherLease(t, "real", "real"))
+	in.waitLease(t, "real", active)
+	in.waitBucketNamed(t, "real", isTrue(v1alpha1.ConditionRaised), isTrue(v1alpha1.ConditionReady))
+	for _, table := range []string{"buckets", "raises", "approvals"} {
+		if got := query[int64](t, in.db, "SELECT count(*) FROM tokenlease."+table); got != 1 {
+			t.Errorf("the ledger has %d %s, want only that of the real request", got, table)
+		}
+	}
+
+	stage(t, "during a raise")
+	bucket, lease := in.otherBucket("real"), in.otherLease(t, "real", "real")
+	before := in.versions(t)
+	lower := client.RawPatch("application/merge-patch+json", []byte(`{"spec": {"limit": 1}}`))
+	sooner := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec": {"expiresAt": %q}}`, in.after(t, 0).Format(time.RFC3339)))
+	for range rounds {
+		for _, err := range []error{
+			in.api.Patch(call(t), bucket.DeepCopy(), lower, client.DryRunAll),
+			in.api.Patch(call(t), lease.DeepCopy(), sooner, client.DryRunAll),
+			in.api.Delete(call(t), lease.DeepCopy(), client.DryRunAll),
+			in.api.Delete(call(t), bucket.DeepCopy(), client.DryRunAll),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := in.api.Create(call(t), bucket.DeepCopy()); !apierrors.IsAlreadyExists(err) {
+			t.Fatalf("create a second time: %v, want a refusal", err)
+		}
+		if err := in.api.Create(call(t), in.otherLease(t, "real", "lower", raisedTo(normal))); !apierrors.IsInvalid(err) {
+			t.Fatalf("create a lease that does not raise: %v, want a refusal", err)
+		}
+	}
+	in.wantDiff(t, manifestOf(t, in.otherBucket("real", func(b *v1alpha1.TokenBucket) { b.Spec.Limit = permanent })))
+	if after := in.versions(t); !slices.Equal(before, after) {
+		t.Errorf("objects and ledger went from %v to %v", before, after)
+	}
+	in.delete(t, lease)
+	in.waitGone(t, lease)
+	want := []string{"BucketOpened", "RaiseStored", "RaiseActivated", "RaiseRestored/Revoked"}
+	if got := in.db.events(t, in.key("real")); !slices.Equal(got, want) {
+		t.Errorf("audit %v, want %v", got, want)
+	}
+}
+
+// wantDiff checks that kubectl diff finds a difference.
+func (in *installation) wantDiff(t *testing.T, manifest string) {
+	t.Helper()
+	output, err := in.kubectl(t.Context(), manifest, "diff", "--server-side", "--field-manager="+gitOps, "--force-conflicts")
+	if err == nil || !strings.Contains(output, "spec:") && !strings.Contains(output, "limit:") {
+		t.Errorf("kubectl diff: %v %s, want a difference", err, output)
 	}
 }
