@@ -96,7 +96,8 @@ func (in *installation) wantOrder(t *testing.T) {
 }
 
 // Goal: one instant is one instant, however it is spelled, whatever time zones the
-// manager and the database live in (C28).
+// manager and the database live in (C28). What is finer than the ledger's resolution
+// is cut off, never rounded up (C10).
 // Method: a manager in Tokyo, a database in Los Angeles, and one bucket for each
 // spelling of one expiry. What the API server accepts must end at that instant; what
 // has no offset, or is no instant, it must refuse.
@@ -117,6 +118,10 @@ func TestSpellingsOfOneInstant(t *testing.T) {
 	for i, spelling := range spellings {
 		in.mustKubectl(t, in.spelled(t, fmt.Sprintf("spelling-%d", i), spelling), "apply")
 	}
+	finer := map[string]time.Duration{".0000009Z": 0, ".001Z": time.Millisecond, ".123456789Z": 123 * time.Millisecond, ".9999999Z": 999 * time.Millisecond}
+	for fraction := range finer {
+		in.mustKubectl(t, in.spelled(t, "finer"+fraction[:len(fraction)-1], local+fraction), "apply")
+	}
 	for _, spelling := range []string{
 		local, local + "+0900", local + " Z", expiresAt.Format("2006-01-02 15:04:05Z"), expiresAt.Format("2006-01-02"),
 		expiresAt.Format("2006-01-02") + "T24:00:00Z", expiresAt.Format("2006-01-02T15:04") + ":60Z", local + "+25:00",
@@ -130,12 +135,17 @@ func TestSpellingsOfOneInstant(t *testing.T) {
 	for i := range spellings {
 		in.waitLease(t, fmt.Sprintf("spelling-%d", i), active)
 	}
-	instants := in.db.rows(t, "SELECT DISTINCT expires_at FROM tokenlease.raises")
+	for fraction, want := range finer {
+		name := "finer" + fraction[:len(fraction)-1]
+		in.waitLease(t, name, active)
+		if got := in.db.raise(t, in.namespace, name).instant(t, "expires_at").Sub(expiresAt); got != want {
+			t.Errorf("%s: stored as %s after the second, want %s", fraction, got, want)
+		}
+	}
+	instants := in.db.rows(t, "SELECT DISTINCT expires_at FROM tokenlease.raises WHERE name LIKE 'spelling-%'")
 	if len(instants) != 1 || !instants[0].instant(t, "expires_at").Equal(expiresAt) {
 		t.Errorf("the raises end at %v, want %s", instants, expiresAt)
 	}
-	// A whole second before, nothing ends.
-	in.db.moveClockTo(t, expiresAt.Add(-2*time.Second))
 	in.db.moveClockTo(t, expiresAt)
 	for i := range spellings {
 		lease := in.waitLease(t, fmt.Sprintf("spelling-%d", i), restored)
