@@ -28,7 +28,7 @@ const (
   up       bring everything up, print how to reach it, and take it down on Ctrl-C
 
 Environment:
-  TOKENLEASE_TEST_DATABASE_URL   a PostgreSQL server to use instead of starting one
+  TOKENLEASE_TEST_DATABASE_URL   a PostgreSQL server to use instead of starting one: the URL of a superuser
   KUBEBUILDER_ASSETS             a directory with kube-apiserver and etcd to use instead of building them
   TOKENLEASE_DEVENV_CACHE        where to keep built programs, instead of the user's cache directory
 `

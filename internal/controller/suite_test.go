@@ -37,7 +37,7 @@ import (
 // a namespace of its own.
 
 const (
-	startTimeout = 90 * time.Minute // long enough to build the control plane first
+	startTimeout = 20 * time.Minute // below the bound that make gives a package
 	waitTimeout  = 60 * time.Second
 	waitStep     = 25 * time.Millisecond
 	pollInterval = 50 * time.Millisecond
@@ -68,7 +68,7 @@ func run(m *testing.M) int {
 	} else {
 		code = m.Run()
 	}
-	if err := plane.Stop(ctx); err != nil {
+	if err := plane.Stop(context.WithoutCancel(ctx)); err != nil {
 		fmt.Fprintln(os.Stderr, "stop the control plane:", err)
 		code = 1
 	}
@@ -284,6 +284,8 @@ type faultyStore struct {
 	// served counts the requests that may change something, polls the mirror's
 	// queries for changes.
 	served, polls atomic.Int64
+	// onStore sees each raise before it is stored, if it is set.
+	onStore atomic.Pointer[func(ledger.StoreRaise)]
 }
 
 func (s *faultyStore) unavailable() *ledger.Error {
@@ -293,6 +295,11 @@ func (s *faultyStore) unavailable() *ledger.Error {
 func (s *faultyStore) Do(ctx context.Context, requests []ledger.Request) []ledger.Result {
 	if !s.down.Load() {
 		s.served.Add(int64(len(requests)))
+		for _, request := range requests {
+			if raise, ok := request.(ledger.StoreRaise); ok && s.onStore.Load() != nil {
+				(*s.onStore.Load())(raise)
+			}
+		}
 		return s.Store.Do(ctx, requests)
 	}
 	results := make([]ledger.Result, len(requests))

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	startTimeout = 90 * time.Minute // long enough to build the control plane first
+	startTimeout = 20 * time.Minute // below the bound that make gives a package
 	stopTimeout  = time.Minute
 	// sideBySide is how many tests run at once: they mostly wait.
 	sideBySide = "8"

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -41,7 +40,7 @@ type program struct {
 	// given: a directory of AssetsVariable must have it. The others are built
 	// when it has not, because setup-envtest does not bring them all.
 	given bool
-	// onPath: the one on the PATH will do.
+	// onPath: the one on the PATH will do, where its version fits the server's.
 	onPath bool
 }
 
@@ -57,7 +56,7 @@ var programList = []program{
 // kube-controller-manager and kubectl. They come from the directory that
 // AssetsVariable names, or from an earlier build, or are built now from the
 // module in hack/controlplane, which takes minutes; kubectl may also be the one
-// on the PATH. Progress goes to log, one line each; nil discards it.
+// on the PATH, within one minor version of the server. Progress goes to log, one line each; nil discards it.
 func Assets(ctx context.Context, log io.Writer) (string, error) {
 	if log == nil {
 		log = io.Discard
@@ -89,7 +88,7 @@ func Assets(ctx context.Context, log io.Writer) (string, error) {
 		if b.out, err = buildDir(cache, b.module); err != nil {
 			return "", err
 		}
-		if missing, err = useBuiltOrPath(missing, b.out, paths); err != nil {
+		if missing, err = b.useBuiltOrPath(ctx, missing, paths); err != nil {
 			return "", err
 		}
 		if err := b.build(ctx, missing); err != nil {
@@ -123,19 +122,20 @@ func findGiven(p program, given string) (string, error) {
 }
 
 // useBuiltOrPath notes the programs that need no building and returns the rest.
-func useBuiltOrPath(wanted []program, out string, paths map[string]string) ([]program, error) {
+func (b builder) useBuiltOrPath(ctx context.Context, wanted []program, paths map[string]string) ([]program, error) {
 	var missing []program
 	for _, p := range wanted {
-		if built := filepath.Join(out, p.name); isExecutable(built) {
+		if built := filepath.Join(b.out, p.name); isExecutable(built) {
 			paths[p.name] = built
 			continue
 		}
 		if p.onPath {
-			found, err := exec.LookPath(p.name)
-			if err == nil {
-				if paths[p.name], err = filepath.Abs(found); err != nil {
-					return nil, err
-				}
+			found, err := b.fittingOnPath(ctx, p.name, paths[apiServer])
+			if err != nil {
+				return nil, err
+			}
+			if found != "" {
+				paths[p.name] = found
 				continue
 			}
 		}

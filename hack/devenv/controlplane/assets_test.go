@@ -2,11 +2,14 @@ package controlplane
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // fakePrograms makes a directory with programs that do nothing.
@@ -43,7 +46,10 @@ func TestAssetsFromAGivenDirectory(t *testing.T) {
 
 	given := fakePrograms(t, etcd, apiServer)
 	t.Setenv(AssetsVariable, given)
-	t.Setenv("PATH", fakePrograms(t, kubectl)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	says(t, filepath.Join(given, apiServer), "Kubernetes v1.40.2")
+	onPath := fakePrograms(t, kubectl)
+	says(t, filepath.Join(onPath, kubectl), `{"clientVersion": {"gitVersion": "v1.39.0-dispatcher"}}`)
+	t.Setenv("PATH", onPath+string(os.PathListSeparator)+os.Getenv("PATH"))
 	putBuilt(t, controllerMgr)
 	for range 2 { // the second time the links are there
 		dir, err := Assets(t.Context(), nil)
@@ -58,6 +64,56 @@ func TestAssetsFromAGivenDirectory(t *testing.T) {
 		if target, err := os.Readlink(filepath.Join(dir, etcd)); err != nil || filepath.Dir(target) != given {
 			t.Errorf("etcd is %q, %v, not the given one", target, err)
 		}
+		if target, err := os.Readlink(filepath.Join(dir, kubectl)); err != nil || filepath.Dir(target) != onPath {
+			t.Errorf("kubectl is %q, %v, not the one on the PATH", target, err)
+		}
+	}
+}
+
+// says makes a program print a text.
+func says(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte("#!/bin/sh\ncat <<'END'\n"+text+"\nEND\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Goal: a kubectl on the PATH is used only when Kubernetes supports it with the
+// server: what is too old, too new or says nothing is passed over.
+func TestClientThatDoesNotFit(t *testing.T) {
+	for _, test := range []struct {
+		client string
+		used   bool
+	}{
+		{`{"clientVersion": {"gitVersion": "v1.32.4-dispatcher"}}`, false},
+		{`{"clientVersion": {"gitVersion": "v1.35.9"}}`, false},
+		{`{"clientVersion": {"gitVersion": "v1.36.0"}}`, true},
+		{`{"clientVersion": {"gitVersion": "v1.37.1+k3s1"}}`, true},
+		{`{"clientVersion": {"gitVersion": "v1.38.0-alpha.1"}}`, true},
+		{`{"clientVersion": {"gitVersion": "v1.39.0"}}`, false},
+		{`{"clientVersion": {"gitVersion": "v2.37.0"}}`, false},
+		{`{}`, false},
+		{`no version at all`, false},
+	} {
+		onPath, servers := fakePrograms(t, kubectl), fakePrograms(t, apiServer)
+		says(t, filepath.Join(onPath, kubectl), test.client)
+		says(t, filepath.Join(servers, apiServer), "Kubernetes v1.37.0")
+		t.Setenv("PATH", onPath+string(os.PathListSeparator)+os.Getenv("PATH"))
+		b := builder{module: module(t), out: t.TempDir(), log: t.Output()}
+		found, err := b.fittingOnPath(t.Context(), kubectl, filepath.Join(servers, apiServer))
+		if err != nil || (found != "") != test.used {
+			t.Errorf("%s: got %q, %v", test.client, found, err)
+		}
+	}
+}
+
+// Goal: a caller with too little time for a build is told what to do.
+func TestBuildInTooShortATime(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	err := builder{module: module(t), out: t.TempDir(), log: t.Output()}.build(ctx, programList[:1])
+	if !errors.Is(err, errBuildTime) || !strings.Contains(err.Error(), "go run ./hack/devenv assets") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -26,7 +26,6 @@ const (
 
 	buildTimeout     = time.Hour
 	progressInterval = 15 * time.Second
-	lockInterval     = 250 * time.Millisecond
 	buildOutputBytes = 4000
 )
 
@@ -36,6 +35,10 @@ type builder struct {
 	log         io.Writer
 }
 
+// errBuildTime says what to do where the caller's time is too short for a build.
+var errBuildTime = errors.New("the control plane's programs were not built in the time that was given; " +
+	"build them beforehand, which happens once: go run ./hack/devenv assets")
+
 // build builds what is still missing once this process has its turn. A program
 // appears in the directory complete or not at all.
 func (b builder) build(ctx context.Context, missing []program) error {
@@ -44,6 +47,14 @@ func (b builder) build(ctx context.Context, missing []program) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
+	err := b.buildInTurn(ctx, missing)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%w (%w)", errBuildTime, err)
+	}
+	return err
+}
+
+func (b builder) buildInTurn(ctx context.Context, missing []program) error {
 	if err := os.MkdirAll(b.out, 0o755); err != nil {
 		return err
 	}
@@ -78,34 +89,26 @@ func (b builder) build(ctx context.Context, missing []program) error {
 
 // waitForTurn takes the lock of the output directory.
 func (b builder) waitForTurn(ctx context.Context) (*process.FileLock, error) {
-	path := filepath.Join(b.out, ".lock")
-	started, reported := time.Now(), time.Time{}
-	tick := time.NewTicker(lockInterval)
-	defer tick.Stop()
-	for {
-		lock, err := process.TryLock(path)
-		if !errors.Is(err, process.ErrLocked) {
-			return lock, err
-		}
-		if time.Since(reported) >= progressInterval {
-			reported = time.Now()
-			fmt.Fprintf(b.log, "controlplane: another process is building, waiting for it (%s)\n", elapsed(started))
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the process that holds %s: %w", path, ctx.Err())
-		case <-tick.C:
-		}
-	}
+	return process.WaitLock(ctx, filepath.Join(b.out, ".lock"), func(waited time.Duration) {
+		fmt.Fprintf(b.log, "controlplane: another process is building, waiting for it (%s)\n", waited)
+	})
 }
 
-// linkerFlags takes the version from the module, so that it is written down once.
-func (b builder) linkerFlags(ctx context.Context) (string, error) {
+// version is that of Kubernetes in the module, where alone it is written down.
+func (b builder) version(ctx context.Context) (string, error) {
 	text, err := b.command(ctx, "list", "-m", "-f", "{{.Version}}", versionModule).Output()
 	if err != nil {
 		return "", fmt.Errorf("ask for the version of %s in %s: %w%s", versionModule, b.module, err, stderrOf(err))
 	}
-	version := strings.TrimSpace(string(text))
+	return strings.TrimSpace(string(text)), nil
+}
+
+// linkerFlags tell the programs their version.
+func (b builder) linkerFlags(ctx context.Context) (string, error) {
+	version, err := b.version(ctx)
+	if err != nil {
+		return "", err
+	}
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	if len(parts) != 3 {
 		return "", fmt.Errorf("%s in %s has the version %q, not one like v1.2.3", versionModule, b.module, version)

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	startTimeout = 90 * time.Minute // long enough to build the programs first
+	startTimeout = 20 * time.Minute // below the bound that make gives a package
+	stopTimeout  = time.Minute
 	waitTimeout  = 2 * time.Minute
 )
 
@@ -32,6 +33,8 @@ func run(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
+	ctx, cancel = context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
 	for range 2 { // stopping twice is allowed
 		if err := plane.Stop(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the control plane:", err)

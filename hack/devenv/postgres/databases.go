@@ -41,11 +41,27 @@ func (s *Server) DropDatabase(ctx context.Context, name string) error {
 	return nil
 }
 
+// role is who this connects as, and whether that is a superuser.
+func (s *Server) role(ctx context.Context) (name string, isSuperuser bool, err error) {
+	err = s.with(ctx, func(conn *pgx.Conn) error {
+		return conn.QueryRow(ctx, "SELECT rolname, rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user").
+			Scan(&name, &isSuperuser)
+	})
+	return name, isSuperuser, err
+}
+
 func (s *Server) ping(ctx context.Context) error { return s.execute(ctx, "SELECT 1") }
 
-// execute runs one statement on a connection of its own, so that the server can
-// go down and come back between two calls.
 func (s *Server) execute(ctx context.Context, statement string) error {
+	return s.with(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, statement)
+		return err
+	})
+}
+
+// with lends a connection that nobody else uses, so that the server can go down
+// and come back between two calls.
+func (s *Server) with(ctx context.Context, use func(*pgx.Conn) error) error {
 	config, err := pgx.ParseConfig(s.base.String())
 	if err != nil {
 		return err
@@ -56,6 +72,5 @@ func (s *Server) execute(ctx context.Context, statement string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	_, err = conn.Exec(ctx, statement)
-	return err
+	return use(conn)
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/token-lease/operator/hack/devenv/process"
 )
 
 const (
@@ -21,20 +23,28 @@ const (
 	outputTailBytes  = 1500
 )
 
+// installer adds server programs to the machine.
+type installer struct {
+	// lock is a file that one process at a time holds while it installs: apt-get's
+	// own lock makes a second one fail where it updates its lists.
+	lock string
+	// installable says why it cannot be used, or nil when it can.
+	installable func() error
+	install     func(context.Context) error
+}
+
+var debian = installer{lock: "/run/tokenlease-devenv-install.lock", installable: installable, install: install}
+
 // findOrInstall returns server programs, or one error that names every way out.
-func findOrInstall(ctx context.Context, log io.Writer) (programs, error) {
+func findOrInstall(ctx context.Context, log io.Writer, with installer) (programs, error) {
 	found, passedOver, ok := find(ctx)
 	if ok {
 		return found, nil
 	}
-	reason := installable()
+	reason := with.installable()
 	if reason == nil {
-		fmt.Fprintln(log, "postgres: no server programs found, installing the package postgresql with apt-get")
-		if reason = install(ctx); reason == nil {
-			if found, passedOver, ok = find(ctx); ok {
-				return found, nil
-			}
-			reason = errors.New("the installed package brought no server programs that can be used")
+		if found, passedOver, reason = with.inTurn(ctx, log); reason == nil {
+			return found, nil
 		}
 	}
 	if len(passedOver) > 0 {
@@ -42,12 +52,37 @@ func findOrInstall(ctx context.Context, log io.Writer) (programs, error) {
 	}
 	return programs{}, fmt.Errorf(`no PostgreSQL server (version %d or newer) was found and none could be installed: %w
 Do one of these:
-  - set %s to the URL of a server on which databases may be created,
+  - set %s to the URL of a superuser of a server,
     for example postgres://postgres:secret@127.0.0.1:5432/postgres
   - install the server programs (initdb and postgres), for example with
     "apt-get install postgresql", "dnf install postgresql-server" or "brew install postgresql@17",
     and put their directory on the PATH if they are not found there
   - run this as root on a machine with apt-get`, oldestMajor, reason, URLVariable)
+}
+
+// inTurn installs, unless another process has done so meanwhile.
+func (i installer) inTurn(ctx context.Context, log io.Writer) (found programs, passedOver []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, installTimeout)
+	defer cancel()
+	lock, err := process.WaitLock(ctx, i.lock, func(waited time.Duration) {
+		fmt.Fprintf(log, "postgres: another process is installing, waiting for it (%s)\n", waited)
+	})
+	if err != nil {
+		return programs{}, nil, err
+	}
+	defer lock.Unlock()
+	found, passedOver, ok := find(ctx)
+	if ok {
+		return found, nil, nil
+	}
+	fmt.Fprintln(log, "postgres: no server programs found, installing the package postgresql with apt-get")
+	if err := i.install(ctx); err != nil {
+		return programs{}, passedOver, err
+	}
+	if found, passedOver, ok = find(ctx); !ok {
+		return programs{}, passedOver, errors.New("the installed package brought no server programs that can be used")
+	}
+	return found, nil, nil
 }
 
 // installable says why apt-get cannot be used, or nil when it can.
@@ -64,8 +99,6 @@ func installable() error {
 // install adds the server programs to the machine, without the cluster that
 // Debian otherwise creates and starts with them.
 func install(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, installTimeout)
-	defer cancel()
 	if err := os.MkdirAll(clusterConfigDir, 0o755); err != nil {
 		return err
 	}

@@ -26,8 +26,9 @@ import (
 )
 
 const (
-	// URLVariable is the environment variable that names a server to use: the
-	// URL of a role that may create databases.
+	// URLVariable is the environment variable that names a server to use: the URL
+	// of a superuser, since tests create databases and roles, and switch triggers
+	// off to plant what the schema refuses.
 	URLVariable = "TOKENLEASE_TEST_DATABASE_URL"
 
 	superuser          = "postgres"
@@ -81,7 +82,7 @@ func Start(ctx context.Context, options Options) (*Server, error) {
 	if given != "" && !options.Own {
 		return useGiven(ctx, given, options)
 	}
-	found, err := findOrInstall(ctx, options.Log)
+	found, err := findOrInstall(ctx, options.Log, debian)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +104,14 @@ func useGiven(ctx context.Context, given string, options Options) (*Server, erro
 	defer cancel()
 	if err := server.ping(ctx); err != nil {
 		return nil, fmt.Errorf("the PostgreSQL server given by %s does not answer: %w", URLVariable, err)
+	}
+	role, isSuperuser, err := server.role(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask the PostgreSQL server given by %s for the rights of its role: %w", URLVariable, err)
+	}
+	if !isSuperuser {
+		return nil, fmt.Errorf("the role %s given by %s is no superuser, which tests need to create databases and roles and to switch triggers off: "+
+			"name one of a server that is there for tests only", role, URLVariable)
 	}
 	fmt.Fprintf(options.Log, "postgres: using the server at %s\n", base.Host)
 	return server, nil

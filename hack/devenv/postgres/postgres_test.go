@@ -197,3 +197,23 @@ func TestGivenURLThatIsNone(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
+
+// Goal: a given server whose role is no superuser is refused at once, by an error
+// that names role and variable and not the password.
+func TestGivenRoleIsNoSuperuser(t *testing.T) {
+	server := postgrestest.Own(t)
+	conn := connect(t, server.URL("postgres"))
+	if _, err := conn.Exec(t.Context(), "CREATE ROLE modest LOGIN CREATEDB PASSWORD 'hunter2'"); err != nil {
+		t.Fatal(err)
+	}
+	given, err := url.Parse(server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	given.User = url.UserPassword("modest", "hunter2")
+	_, err = postgres.Start(t.Context(), postgres.Options{URL: given.String()})
+	if err == nil || !strings.Contains(err.Error(), "the role modest given by "+postgres.URLVariable+" is no superuser") ||
+		strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,11 +1,18 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"syscall"
+	"time"
+)
+
+const (
+	lockInterval       = 250 * time.Millisecond
+	lockReportInterval = 15 * time.Second
 )
 
 // ErrLocked says that another process holds the lock.
@@ -33,6 +40,29 @@ func TryLock(path string) (*FileLock, error) {
 		return nil, ErrLocked
 	}
 	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// WaitLock takes the lock once it is free, or fails when the context ends. report
+// is told now and again for how long this has waited for another process.
+func WaitLock(ctx context.Context, path string, report func(waited time.Duration)) (*FileLock, error) {
+	started, reported := time.Now(), time.Time{}
+	tick := time.NewTicker(lockInterval)
+	defer tick.Stop()
+	for {
+		lock, err := TryLock(path)
+		if !errors.Is(err, ErrLocked) {
+			return lock, err
+		}
+		if time.Since(reported) >= lockReportInterval {
+			reported = time.Now()
+			report(time.Since(started).Round(time.Second))
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the process that holds %s: %w", path, ctx.Err())
+		case <-tick.C:
+		}
+	}
 }
 
 // Unlock gives the lock back. Nothing happens the second time.
