@@ -24,7 +24,7 @@ const (
 	doomedAttempts = 2
 	// maxExpiries bounds how many transactions a call spends on leases that expired
 	// in a pile, before its own.
-	maxExpiries = 100
+	maxExpiries = 1000
 	// connectionAttempts bounds how often a lost connection is replaced.
 	connectionAttempts = 5
 

@@ -13,7 +13,7 @@ import (
 // maxOverdue bounds how many overdue leases a transaction settles, whatever the
 // number of its buckets; leastOverdue is what each bucket has of it at least.
 const (
-	maxOverdue   = 10_000
+	maxOverdue   = 2_000
 	leastOverdue = 100
 )
 

@@ -325,7 +325,8 @@ CREATE TRIGGER buckets_limit_taken BEFORE UPDATE OF limit_tokens ON tokenlease.b
 -- The ledger says in its transactions that it is the writer. A row that another
 -- hand inserts, such as one from a backup, is of another time: it takes its place
 -- behind what the audit tells, keeps its raise only if that is in force as the row
--- says, and is due, so that whatever time has made due since is performed.
+-- says, gives up the limit that a raise had set which is not, and is due, so that
+-- whatever time has made due since is performed.
 -- +goose StatementBegin
 CREATE FUNCTION tokenlease.place_row() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -334,15 +335,19 @@ DECLARE
     clock timestamptz := tokenlease.ledger_now();
     last_sequence bigint;
     last_epoch bigint;
+    raise tokenlease.raises;
 BEGIN
     SELECT coalesce(max(a.sequence), 0), coalesce(max(a.limit_epoch), 0) INTO last_sequence, last_epoch
     FROM tokenlease.audit AS a
     WHERE a.bucket_key = NEW.bucket_key;
-    IF NEW.limit_epoch < last_epoch OR NOT EXISTS (
-        SELECT FROM tokenlease.raises AS r
-        WHERE r.bucket_key = NEW.bucket_key AND r.raise_id = NEW.active_raise_id AND r.state = 'active'
-          AND r.limit_epoch = NEW.limit_epoch AND r.applied_limit_tokens = NEW.limit_tokens)
+    SELECT r.* INTO raise
+    FROM tokenlease.raises AS r
+    WHERE r.bucket_key = NEW.bucket_key AND r.raise_id = NEW.active_raise_id;
+    IF NEW.limit_epoch < last_epoch
+        OR (raise.state, raise.limit_epoch, raise.applied_limit_tokens)
+            IS DISTINCT FROM ('active', NEW.limit_epoch, NEW.limit_tokens)
     THEN
+        NEW.limit_tokens := coalesce(raise.restore_to_tokens, NEW.limit_tokens);
         NEW.active_raise_id := NULL;
         NEW.limit_epoch := greatest(NEW.limit_epoch, last_epoch) + 1;
     END IF;
