@@ -2,14 +2,9 @@ package controller_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/internal/ledger"
@@ -98,56 +93,6 @@ func TestUsageIsShownNowAndThen(t *testing.T) {
 	delete(seen, before)
 	if len(seen) > 5 {
 		t.Errorf("%d status writes for 20 reservations", len(seen))
-	}
-}
-
-// Goal: a spec keeps its very bytes and its owner, and a GitOps tool that applies
-// it again meets no conflict and changes nothing (C29, C30).
-func TestSpecIsNeverWritten(t *testing.T) {
-	w := newWorld(t)
-	expiry := w.now().Add(time.Hour).In(time.FixedZone("", 2*60*60)).Format("2006-01-02T15:04:05.000-07:00")
-	manifests := []string{
-		`{apiVersion: budget.tokenlease.dev/v1alpha1, kind: TokenBucket, metadata: {name: b}, spec: {limit: 100, raises: {mode: Enforce, maxLimit: 300, maxDurationSeconds: 7200}}}`,
-		`{apiVersion: budget.tokenlease.dev/v1alpha1, kind: TemporaryLimitLease, metadata: {name: l}, spec: {bucketRef: {name: b}, normalLimit: 100, temporaryLimit: 300, expiresAt: "` + expiry + `", approvalID: A, scopedKeyID: K}}`,
-	}
-	apply := func(manifest string) *unstructured.Unstructured {
-		object := &unstructured.Unstructured{}
-		w.must(yaml.Unmarshal([]byte(manifest), &object.Object))
-		object.SetNamespace(w.namespace)
-		w.must(kube.Apply(w.ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner("gitops")))
-		return object
-	}
-	var specs []string
-	for _, manifest := range manifests {
-		specs = append(specs, show(apply(manifest).Object["spec"]))
-	}
-	w.leaseState("l", v1alpha1.RaiseStateActive)
-	w.bucketIs("b", "is raised", func(b *v1alpha1.TokenBucket) bool { return b.Status.ActiveRaise != nil })
-	for i, manifest := range manifests {
-		for range 5 {
-			if got := show(apply(manifest).Object["spec"]); got != specs[i] {
-				t.Errorf("the spec became %s, was %s", got, specs[i])
-			}
-		}
-		object := apply(manifest)
-		if object.GetGeneration() != 1 {
-			t.Errorf("generation %d, want 1", object.GetGeneration())
-		}
-		var managers []string
-		for _, entry := range object.GetManagedFields() {
-			managers = append(managers, entry.Manager+"/"+entry.Subresource)
-			if fields := entry.FieldsV1.GetRawString(); entry.Manager == v1alpha1.FieldManager && strings.Contains(fields, "f:spec") {
-				t.Errorf("the operator owns fields of the spec: %s", fields)
-			}
-		}
-		slices.Sort(managers)
-		want := []string{"gitops/", v1alpha1.FieldManager + "/", v1alpha1.FieldManager + "/status"}
-		if slices.Sort(want); !slices.Equal(managers, want) {
-			t.Errorf("field managers %v, want %v", managers, want)
-		}
-	}
-	if limit := w.snapshot(w.key("b")).Limit; limit != temporary {
-		t.Errorf("limit %d after applying the bucket again, want %d", limit, temporary)
 	}
 }
 

@@ -190,33 +190,6 @@ func TestStatusWriteFails(t *testing.T) {
 	}
 }
 
-// Goal: nothing is raised for an object that is being deleted, and nothing stays
-// behind, however soon the deletion follows (C23).
-func TestCreatedAndDeletedAtOnce(t *testing.T) {
-	w := newWorld(t)
-	w.createBucket("b")
-	w.bucketReady("b")
-	for round := range 20 {
-		lease := w.createLease("l", "b", func(l *v1alpha1.TemporaryLimitLease) {
-			l.Spec.ApprovalID += v1alpha1.Identifier(strings.Repeat("x", round+1))
-		})
-		if round%4 > 0 {
-			w.eventually("some of the work is done", func() (string, bool) {
-				_, err := w.store.Raise(w.ctx, clusterID, string(lease.UID))
-				return "no record yet", round%4 == 1 || err == nil
-			})
-		}
-		w.remove(lease)
-		w.eventuallyGone(lease)
-		// The API server may remove the object although its finalizer is stored; then
-		// the raise ends right after the object.
-		w.eventually("nothing stays behind", func() (string, bool) {
-			s := w.snapshot(w.key("b"))
-			return show(s), s.Limit == normal && s.PendingRaises == 0
-		})
-	}
-}
-
 // Goal: the earlier expiry of an edited lease reaches the ledger.
 func TestExpiryMovedEarlier(t *testing.T) {
 	w := newWorld(t)
