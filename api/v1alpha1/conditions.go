@@ -41,8 +41,6 @@ const (
 const (
 	// ReasonReady: the ledger holds what the spec asks for.
 	ReasonReady = "Ready"
-	// ReasonReconciling: the operator is at work on this generation.
-	ReasonReconciling = "Reconciling"
 	// ReasonLedgerUnavailable: the ledger does not answer, or cannot be written.
 	ReasonLedgerUnavailable = "LedgerUnavailable"
 	// ReasonInvalidSpec: the ledger refuses a value that the schema let through.
@@ -55,8 +53,6 @@ const (
 	ReasonConflict = "Conflict"
 	// ReasonInternalError: the ledger reports a state that it should never be in.
 	ReasonInternalError = "InternalError"
-	// ReasonNotApplicable: the condition says nothing in the present state.
-	ReasonNotApplicable = "NotApplicable"
 )
 
 // Reasons of a TokenBucket.

@@ -7,8 +7,6 @@ const (
 	EventBucketOpened = "BucketOpened"
 	// EventBucketReopened: a closed bucket is in use again, with its usage.
 	EventBucketReopened = "BucketReopened"
-	// EventBucketAdopted: a bucket without owner now belongs to this resource.
-	EventBucketAdopted = "BucketAdopted"
 	// EventBucketClosed: the bucket admits nothing more and keeps its usage.
 	EventBucketClosed = "BucketClosed"
 	// EventBucketDeleted: the bucket was removed from the ledger.

@@ -224,7 +224,7 @@ func (in *installation) versions(t *testing.T) []string {
 func (in *installation) renewed(t *testing.T) time.Time {
 	t.Helper()
 	var lease coordinationv1.Lease
-	if err := in.api.Get(call(t), client.ObjectKey{Namespace: systemNamespace, Name: in.namespace}, &lease); err != nil {
+	if err := in.api.Get(call(t), client.ObjectKey{Namespace: in.election, Name: electionID}, &lease); err != nil {
 		t.Fatal(err)
 	}
 	if lease.Spec.RenewTime == nil {

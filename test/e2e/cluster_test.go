@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -24,6 +25,8 @@ import (
 const (
 	systemNamespace = "tokenlease-system"
 	serviceAccount  = "tokenlease-manager"
+	electionRole    = "tokenlease-leader-election"
+	electionID      = "token-lease-operator.budget.tokenlease.dev"
 	commandTimeout  = 2 * time.Minute
 )
 
@@ -149,6 +152,29 @@ func (c *cluster) newNamespace(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return namespace.Name
+}
+
+// newElection makes a namespace in which managers may elect a leader of their own,
+// with the rights that the shipped role gives in the system's namespace.
+func (c *cluster) newElection(t *testing.T) (namespace string) {
+	t.Helper()
+	namespace = c.newNamespace(t)
+	key := client.ObjectKey{Namespace: systemNamespace, Name: electionRole}
+	var role rbacv1.Role
+	var binding rbacv1.RoleBinding
+	for _, object := range []client.Object{&role, &binding} {
+		if err := c.api.Get(call(t), key, object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	role.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: electionRole}
+	binding.ObjectMeta = role.ObjectMeta
+	for _, object := range []client.Object{&role, &binding} {
+		if err := c.api.Create(call(t), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return namespace
 }
 
 // table reads what kubectl prints: one map from heading to cell for each row.

@@ -48,9 +48,12 @@ const overdueSoon = 6 * time.Second
 // one identity in it. Any number of managers may run.
 type installation struct {
 	*cluster
-	db              *database
-	namespace       string
-	clusterID       string
+	db        *database
+	namespace string
+	// clusterID is what the managers are told; empty leaves it to them.
+	clusterID string
+	// election is the namespace in which the managers elect their leader.
+	election        string
 	kubeconfig      string
 	databaseURLFile string
 	dir             string
@@ -79,7 +82,9 @@ func installOn(t *testing.T, on *cluster, server *postgres.Server) *installation
 	if err != nil {
 		t.Fatal(err)
 	}
+	in.election = systemNamespace
 	if on == world.cluster {
+		in.election = on.newElection(t)
 		identity = &rest.Config{Host: newWindow(t, identity, in.namespace)}
 	}
 	in.kubeconfig = filepath.Join(in.dir, "kubeconfig")

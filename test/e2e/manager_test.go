@@ -78,26 +78,25 @@ func (in *installation) begin(worker string, options managerOptions) (*manager, 
 	if options.program == "" {
 		options.program = world.manager
 	}
+	args := []string{
+		"run",
+		"--worker=" + worker,
+		"--kubeconfig=" + in.kubeconfig,
+		"--database-url-file=" + in.databaseURLFile,
+		"--metrics-bind-address=" + m.metrics,
+		"--health-probe-bind-address=" + m.health,
+		"--usage-interval=1s",
+		"--poll-interval=300ms",
+		"--leader-election-namespace=" + in.election,
+		"--leader-election-lease-duration=5s",
+		"--leader-election-renew-deadline=4s",
+		"--leader-election-retry-period=500ms",
+	}
+	if in.clusterID != "" {
+		args = append(args, "--cluster-id="+in.clusterID)
+	}
 	started, err := process.Start(process.Command{
-		Path: options.program,
-		Args: []string{
-			"run",
-			"--worker=" + worker,
-			"--kubeconfig=" + in.kubeconfig,
-			"--database-url-file=" + in.databaseURLFile,
-			"--cluster-id=" + in.clusterID,
-			"--metrics-bind-address=" + m.metrics,
-			"--health-probe-bind-address=" + m.health,
-			"--usage-interval=1s",
-			"--poll-interval=300ms",
-			"--leader-election-namespace=" + systemNamespace,
-			"--leader-election-id=" + in.namespace,
-			"--leader-election-lease-duration=5s",
-			"--leader-election-renew-deadline=4s",
-			"--leader-election-retry-period=500ms",
-		},
-		Env:     options.env,
-		LogFile: m.logFile,
+		Path: options.program, Args: args, Env: options.env, LogFile: m.logFile,
 	})
 	if err != nil {
 		return nil, err
