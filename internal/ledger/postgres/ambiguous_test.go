@@ -30,7 +30,7 @@ func TestUnconfirmedByStandby(t *testing.T) {
 		return value[string](d, `SELECT current_setting('synchronous_standby_names')`) == "nobody"
 	})
 	request := ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 200, OperationID: "op-1"}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
 	result := ledger.New(store, nil).Do(ctx, request)[0]
 	if !ledger.HasCode(result.Err, ledger.CodeOutcomeUnknown) {

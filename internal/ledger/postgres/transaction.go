@@ -21,12 +21,19 @@ const (
 
 	// boundTransaction bounds this transaction alone, so that it works behind a
 	// transaction pooler, and a process that stops in the middle holds its locks
-	// no longer than this. It also tells the schema's triggers that this is the
-	// ledger and no other hand.
+	// no longer than this. Where half a pipeline arrives none of the first three
+	// bounds counts: a peer that is gone is found by its silence, and one that only
+	// stopped by the bound of the whole transaction, which PostgreSQL 17 brought. It
+	// also tells the schema's triggers that this is the ledger and no other hand.
 	boundTransaction = `
 SELECT set_config('lock_timeout', $1::text, true),
 	set_config('statement_timeout', $2::text, true),
 	set_config('idle_in_transaction_session_timeout', $3::text, true),
+	CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+		THEN set_config('transaction_timeout', $4::text, true) END,
+	set_config('tcp_keepalives_idle', '5s', true),
+	set_config('tcp_keepalives_interval', '1s', true),
+	set_config('tcp_keepalives_count', '4', true),
 	set_config('tokenlease.writer', 'ledger', true)`
 
 	rollbackTimeout = 2 * time.Second
@@ -145,7 +152,7 @@ func (t *transaction) queueBegin(batch *pgx.Batch) {
 	o := &t.store.options
 	batch.Queue(beginTransaction)
 	batch.Queue(boundTransaction, inMilliseconds(t.terms.lockTimeout), inMilliseconds(o.StatementTimeout),
-		inMilliseconds(o.IdleInTransactionTimeout))
+		inMilliseconds(o.IdleInTransactionTimeout), inMilliseconds(t.store.transactionBound()))
 }
 
 // inMilliseconds is at least one: zero would mean no bound at all.

@@ -19,7 +19,7 @@ const (
 	turmoilLimit     = 1000
 	turmoilProcesses = 3
 	turmoilWorkers   = 6
-	turmoilRounds    = 60
+	turmoilRounds    = 40
 	// turmoilRepeats bounds how often a worker repeats what it got no answer to.
 	turmoilRepeats = 50
 )
