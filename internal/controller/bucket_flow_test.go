@@ -61,7 +61,7 @@ func TestBucketLifecycle(t *testing.T) {
 }
 
 // Goal: a bucket that is over its limit for its reservations fits again when they
-// run out, without anybody doing anything (C05).
+// run out, without anybody doing anything.
 func TestOverLimitClearsByItself(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")
@@ -75,7 +75,7 @@ func TestOverLimitClearsByItself(t *testing.T) {
 	})
 }
 
-// Goal: usage is shown, and not at every reservation (C25).
+// Goal: usage is shown, and not at every reservation.
 func TestUsageIsShownNowAndThen(t *testing.T) {
 	w := newWorld(t, func(s *settings) { s.options.UsageInterval = 3 * time.Second })
 	w.createBucket("b")
@@ -97,7 +97,7 @@ func TestUsageIsShownNowAndThen(t *testing.T) {
 }
 
 // Goal: the first owner keeps its bucket; the second shows the conflict, can be
-// deleted without harm, and takes over once the first is gone for good (C33).
+// deleted without harm, and takes over once the first is gone for good.
 func TestSecondClaimant(t *testing.T) {
 	w := newWorld(t)
 	shared := func(b *v1alpha1.TokenBucket) { b.Spec.BucketKey = w.key("shared") }
@@ -130,7 +130,7 @@ func TestSecondClaimant(t *testing.T) {
 }
 
 // Goal: nobody reaches another namespace's bucket, unless the manager is told to
-// trust the namespace (C33).
+// trust the namespace.
 func TestNamespacesAreApart(t *testing.T) {
 	var trusted string
 	w := newWorld(t, func(s *settings) {
@@ -191,7 +191,7 @@ func TestDeletionWaitsForReservations(t *testing.T) {
 }
 
 // Goal: a row that is gone is shown and never made again with nothing used; only
-// the deletion of the object gives the usage up (C20).
+// the deletion of the object gives the usage up.
 func TestRowMissing(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")

@@ -33,7 +33,7 @@ func rounds(t *testing.T) int {
 
 // Goal: nothing is raised for an object that is being deleted, nothing is stored
 // before the finalizer is, and nothing stays behind, however soon the deletion
-// follows (C23). Method: a deletion at a random instant of the first 200 ms; the
+// follows. Method: a deletion at a random instant of the first 200 ms; the
 // seed is told.
 func TestCreatedAndDeletedAtOnce(t *testing.T) {
 	w := newWorld(t)
@@ -83,7 +83,7 @@ func TestCreatedAndDeletedAtOnce(t *testing.T) {
 }
 
 // Goal: everything terminates without a hand in any order of deletion, and what
-// is gone from the ledger already counts as done (C22).
+// is gone from the ledger already counts as done.
 func TestDeletionInAnyOrder(t *testing.T) {
 	w := newWorld(t)
 	type made struct {
@@ -152,7 +152,7 @@ func TestDeletionInAnyOrder(t *testing.T) {
 
 // Goal: a finalizer removed by force while the ledger is away keeps no limit
 // raised: the manager that saw the object ends the raise as soon as it can, and
-// any other one at the latest when the raise expires (C21).
+// any other one at the latest when the raise expires.
 func TestFinalizerRemovedByForce(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"seen", "unseen"} {

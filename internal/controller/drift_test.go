@@ -15,7 +15,7 @@ import (
 
 // Goal: an instant at the edge is neither lost nor too early: one that is now, a
 // start that has passed, an end in the year 9999, and what became overdue while no
-// operator ran (C19).
+// operator ran.
 func TestInstantsAtTheEdge(t *testing.T) {
 	w := newWorld(t)
 	for _, name := range []string{"now", "past-start", "far", "overdue", "late"} {
@@ -64,7 +64,7 @@ func TestInstantsAtTheEdge(t *testing.T) {
 
 // Goal: what another hand did to the ledger is seen although the object did not
 // change, is shown, and is repaired only where the policy says so; a raise in
-// force is no drift (C20).
+// force is no drift.
 func TestDriftWithoutNewGeneration(t *testing.T) {
 	w := newWorld(t)
 	overwrite := func(b *v1alpha1.TokenBucket) { b.Spec.ConflictPolicy = v1alpha1.ConflictPolicyOverwrite }
@@ -121,7 +121,7 @@ func TestDriftWithoutNewGeneration(t *testing.T) {
 }
 
 // Goal: a row that vanishes under an active raise is shown on the bucket, ends the
-// raise for review, is never made again, and is given up with its object (C20).
+// raise for review, is never made again, and is given up with its object.
 func TestRowMissingWhileRaised(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")
@@ -151,7 +151,7 @@ func TestRowMissingWhileRaised(t *testing.T) {
 }
 
 // Goal: requests that never happened leave no trace: dry runs, and a name that is
-// created twice (C32).
+// created twice.
 func TestDryRunLeavesNoTrace(t *testing.T) {
 	w := newWorld(t)
 	w.createBucket("b")
@@ -185,7 +185,7 @@ func TestDryRunLeavesNoTrace(t *testing.T) {
 }
 
 // Goal: the key of a live bucket cannot be changed, added or taken away, and the
-// attempt touches nothing (C33).
+// attempt touches nothing.
 func TestKeyOfALiveBucket(t *testing.T) {
 	w := newWorld(t)
 	keyed := w.createBucket("keyed", func(b *v1alpha1.TokenBucket) { b.Spec.BucketKey = w.key("k") })
@@ -211,7 +211,7 @@ func TestKeyOfALiveBucket(t *testing.T) {
 }
 
 // Goal: a status that was restored from an old backup is brought up to date from
-// the ledger, and nothing is raised, declared or told twice (C16).
+// the ledger, and nothing is raised, declared or told twice.
 func TestStatusFromAnOldBackup(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")

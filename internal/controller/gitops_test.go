@@ -69,7 +69,7 @@ func (w *world) specBytes(resource, name string) string {
 
 // Goal: a GitOps tool that applies both specs again and again during a raise meets
 // no conflict and no difference, the limit stays raised, and the specs keep their
-// very bytes and their owner, also across a restart of the operator (C29, C30).
+// very bytes and their owner, also across a restart of the operator.
 func TestAppliedAgainDuringRaise(t *testing.T) {
 	w := newWorld(t)
 	starts := w.now().Add(-time.Minute).UTC().Format("2006-01-02T15:04:05.000Z")
@@ -158,7 +158,7 @@ func (w *world) eventuallyHealthy(kind, name string, want status.Status) {
 }
 
 // Goal: nothing is green before the operator has seen it, and nothing that waits
-// for its time or has run blocks a sync (C31).
+// for its time or has run blocks a sync.
 func TestHealth(t *testing.T) {
 	w := newWorld(t)
 	w.stop()

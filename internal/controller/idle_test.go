@@ -84,7 +84,7 @@ func idleLeases(w *world) []idleLease {
 
 // Goal: while nothing happens, nothing is written: no object, no row, no audit;
 // nor is any decision repeated. Traffic on one bucket is shown on that bucket
-// alone, at most once in the usage interval (C25). Method: counts of polls, not
+// alone, at most once in the usage interval. Method: counts of polls, not
 // time.
 func TestIdleAtScale(t *testing.T) {
 	written := &writes{of: map[string]int{}}

@@ -60,7 +60,7 @@ var (
 )
 
 // Goal: a lease that waits, runs or has run blocks nobody; one that never ran has
-// failed; nothing is green before its generation was seen (C31). In every state
+// failed; nothing is green before its generation was seen. In every state
 // all conditions are there, and Ended is true in the final ones.
 func TestLeaseKstatus(t *testing.T) {
 	ledgerError := func(code ledger.Code) *failure { return failureOf(ledger.Errorf(code, "words")) }
@@ -133,7 +133,7 @@ func TestLeaseKstatus(t *testing.T) {
 }
 
 // Goal: a limit that somebody else set, or a raised or overdrawn one, blocks no
-// sync; what needs a hand has failed; what comes by itself is in progress (C31).
+// sync; what needs a hand has failed; what comes by itself is in progress.
 func TestBucketKstatus(t *testing.T) {
 	ledgerError := func(code ledger.Code) bucketFinding {
 		return bucketFinding{failure: failureOf(ledger.Errorf(code, "words"))}

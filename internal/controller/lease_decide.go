@@ -103,7 +103,8 @@ func waitForBucket(in leaseInput) *failure {
 func storeRequest(in leaseInput) *ledger.StoreRaise {
 	spec := in.lease.Spec
 	grant := ledger.Grant{
-		UID: string(in.lease.UID), CreatedAt: in.lease.CreationTimestamp.Time, Cluster: in.cluster, Namespace: in.lease.Namespace, Name: in.lease.Name,
+		UID: string(in.lease.UID), CreatedAt: in.lease.CreationTimestamp.Time,
+		Cluster: in.cluster, Namespace: in.lease.Namespace, Name: in.lease.Name,
 		TenantID: tenantOf(in.bucket), ScopedKeyID: string(spec.ScopedKeyID),
 		NormalLimit: spec.NormalLimit, TemporaryLimit: spec.TemporaryLimit,
 		ExpiresAt: spec.ExpiresAt.Time, ApprovalID: string(spec.ApprovalID),

@@ -17,6 +17,7 @@ func testLease(change ...func(*v1alpha1.TemporaryLimitLease)) *v1alpha1.Temporar
 	l := &v1alpha1.TemporaryLimitLease{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ns", Name: "l", UID: "lease-uid", Generation: 1, Finalizers: []string{v1alpha1.LedgerFinalizer},
+			CreationTimestamp: metav1.NewTime(testNow),
 		},
 		Spec: v1alpha1.TemporaryLimitLeaseSpec{
 			BucketRef: v1alpha1.BucketReference{Name: "b"}, NormalLimit: 100, TemporaryLimit: 300,
@@ -121,7 +122,7 @@ func TestDecideLease(t *testing.T) {
 	}
 }
 
-// Goal: no sleep is negative, endless or overflows, whatever the instants (C19).
+// Goal: no sleep is negative, endless or overflows, whatever the instants.
 func TestWakeAfter(t *testing.T) {
 	at := func(starts, expires time.Duration) func(*ledger.Raise) {
 		return func(r *ledger.Raise) { r.StartsAt, r.ExpiresAt = testNow.Add(starts), testNow.Add(expires) }

@@ -83,7 +83,7 @@ func TestLeaseBeforeItsBucket(t *testing.T) {
 	w.leaseState("l", v1alpha1.RaiseStateActive)
 }
 
-// Goal: deletion ends what is active, and a wait for it ends (C22).
+// Goal: deletion ends what is active, and a wait for it ends.
 func TestLeaseDeletedWhileActive(t *testing.T) {
 	w := newWorld(t)
 	w.createBucket("b")
@@ -126,7 +126,7 @@ func TestBucketDeletedWhileRaised(t *testing.T) {
 	w.eventuallyGone(lease)
 }
 
-// Goal: a namespace goes with everything in it, whatever goes first (C22).
+// Goal: a namespace goes with everything in it, whatever goes first.
 func TestNamespaceDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.createBucket("b")
@@ -144,7 +144,7 @@ func TestNamespaceDeleted(t *testing.T) {
 }
 
 // Goal: a status that was lost comes back from the ledger, for an active raise and
-// for a finished one whose bucket is gone (C16).
+// for a finished one whose bucket is gone.
 func TestLeaseStatusWiped(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")
@@ -166,7 +166,7 @@ func TestLeaseStatusWiped(t *testing.T) {
 }
 
 // Goal: a status write that fails after the ledger has raised the limit does not
-// raise it again, nor does it change what the limit returns to (C16).
+// raise it again, nor does it change what the limit returns to.
 func TestStatusWriteFails(t *testing.T) {
 	var failures atomic.Int64
 	w := newWorld(t, func(s *settings) {
@@ -203,7 +203,7 @@ func TestExpiryMovedEarlier(t *testing.T) {
 	w.eventuallyTold(lease, v1alpha1.EventRaiseActivated, v1alpha1.EventRaiseShortened, v1alpha1.EventRaiseRestored)
 }
 
-// Goal: a raise that can never run says so, and every wait on it ends (C19, C31).
+// Goal: a raise that can never run says so, and every wait on it ends.
 func TestRaisesThatNeverRun(t *testing.T) {
 	w := newWorld(t)
 	w.createBucket("b")
@@ -235,7 +235,7 @@ func TestRaisesThatNeverRun(t *testing.T) {
 	w.leaseState("later", v1alpha1.RaiseStateActive)
 }
 
-// Goal: another hand's limit during a raise is kept and shown (C18, C20).
+// Goal: another hand's limit during a raise is kept and shown.
 func TestLimitChangedDuringRaise(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")
@@ -259,7 +259,7 @@ func TestLimitChangedDuringRaise(t *testing.T) {
 }
 
 // Goal: while the ledger is away nothing is let go and everything says why; after
-// that it goes on by itself (C21).
+// that it goes on by itself.
 func TestLedgerAway(t *testing.T) {
 	w := newWorld(t)
 	bucket := w.createBucket("b")
