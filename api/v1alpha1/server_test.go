@@ -29,7 +29,7 @@ func apply(t *testing.T, namespace string, m manifest) {
 
 // Goal: applying the same file again changes nothing, not even the resource
 // version, whatever spelling of dates it uses and whatever the operator has
-// written meanwhile (C29).
+// written meanwhile.
 func TestApplyTwiceChangesNothing(t *testing.T) {
 	namespace := newNamespace(t)
 	for _, m := range []manifest{
@@ -63,7 +63,7 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 }
 
 // Goal: an object that nobody has looked at says so, to tools that compare
-// observedGeneration with generation (C31).
+// observedGeneration with generation.
 func TestStatusBeforeTheOperatorHasLooked(t *testing.T) {
 	namespace := newNamespace(t)
 	for _, m := range []manifest{bucket(`{limit: 1}`), leaseWith()} {

@@ -75,7 +75,7 @@ func TestTemporaryLimitLeaseRefusals(t *testing.T) {
 }
 
 // Goal: every spelling of an instant is read as that instant, or refused; what
-// gets in can be decoded, since one object that cannot would stop its kind (C28).
+// gets in can be decoded, since one object that cannot would stop its kind.
 func TestTemporaryLimitLeaseTimestampForms(t *testing.T) {
 	instant := time.Date(2030, 1, 1, 0, 30, 0, 0, time.UTC)
 	cases := []struct {

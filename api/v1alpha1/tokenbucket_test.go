@@ -97,7 +97,7 @@ func TestTokenBucketKeysAreExact(t *testing.T) {
 	}
 }
 
-// Goal: a limit is stored exactly or refused, however the file spells it (C27).
+// Goal: a limit is stored exactly or refused, however the file spells it.
 func TestTokenBucketNumberForms(t *testing.T) {
 	cases := []struct {
 		written string

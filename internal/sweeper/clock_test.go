@@ -9,7 +9,7 @@ import (
 )
 
 // Goal: raises start and end by the database's clock, however wrong this process's
-// clock is (C09), without any traffic. Method: the database's clock runs an hour
+// clock is, without any traffic. Method: the database's clock runs an hour
 // ahead of the process and ten minutes behind it; a raise is planned by it.
 func TestSkewedClock(t *testing.T) {
 	for _, skew := range []time.Duration{time.Hour, -10 * time.Minute} {

@@ -106,7 +106,7 @@ func TestGrantIsSpent(t *testing.T) {
 }
 
 // Goal: a lease may be deleted at any moment of its life; the limit is the normal
-// one at the end, and no raise is left over (C23). Most often it is so before the
+// one at the end, and no raise is left over. Most often it is so before the
 // object is gone. But an API server that deletes an object while a finalizer is
 // being added may let it go all the same; then the manager ends the raise once it
 // hears of that.
@@ -167,7 +167,7 @@ func TestLeaseTakenAwayByForce(t *testing.T) {
 }
 
 // Goal: nothing is written while nothing happens, neither to objects nor to the
-// ledger (C25): a status that fed its own watch would go on for ever.
+// ledger: a status that fed its own watch would go on for ever.
 // Method: compare what two looks see, between which the leader has renewed its
 // leadership for some seconds, and so has looked at the ledger many times.
 func TestNothingIsWrittenWhenIdle(t *testing.T) {

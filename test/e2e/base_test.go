@@ -16,7 +16,7 @@ func (d *database) setLimit(t *testing.T, key string, tokens int64) {
 }
 
 // Goal: under onBaseChange Rebase the declared limit may change any number of times
-// during a raise (C18), also above the temporary limit and back: L is the higher of both,
+// during a raise, also above the temporary limit and back: L is the higher of both,
 // and the newest declared limit in the end, without review.
 func TestRebaseSeveralTimes(t *testing.T) {
 	t.Parallel()

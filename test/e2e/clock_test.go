@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Goal: raises follow the ledger's clock alone (C09). A process whose own clock is
+// Goal: raises follow the ledger's clock alone. A process whose own clock is
 // fast or slow, by minutes or by an hour, neither starts nor ends them at another
 // instant, and shows each step when it has happened, not when its own clock says so.
 // Method: the database's clock is set against that of the machine, on which the
@@ -96,8 +96,8 @@ func (in *installation) wantOrder(t *testing.T) {
 }
 
 // Goal: one instant is one instant, however it is spelled, whatever time zones the
-// manager and the database live in (C28). What is finer than the ledger's resolution
-// is cut off, never rounded up (C10).
+// manager and the database live in. What is finer than the ledger's resolution
+// is cut off, never rounded up.
 // Method: a manager in Tokyo, a database in Los Angeles, and one bucket for each
 // spelling of one expiry. What the API server accepts must end at that instant; what
 // has no offset, or is no instant, it must refuse.

@@ -19,8 +19,8 @@ import (
 // gitOps is a tool that keeps a cluster as a repository says.
 const gitOps = "gitops"
 
-// Goal: a GitOps tool that applies both objects again and again during a raise (C29,
-// C30) does no harm and sees no harm: L stays, no field is fought over, there is no
+// Goal: a GitOps tool that applies both objects again and again during a raise
+// does no harm and sees no harm: L stays, no field is fought over, there is no
 // difference between repository and cluster, and the specs stay as they are written,
 // in the spelling of the person who wrote them.
 // Method: apply with server-side apply under a field manager of its own, once a
@@ -137,7 +137,7 @@ func (in *installation) checkSpecOwners(t *testing.T) {
 	}
 }
 
-// Goal: what is only tried, compared or refused has no effect on the ledger (C32).
+// Goal: what is only tried, compared or refused has no effect on the ledger.
 // Method: dry runs of every verb, differences and refused requests, before there is
 // a bucket and during a raise; what a last real request does shows that the manager
 // has seen all that came before it.

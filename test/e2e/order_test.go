@@ -90,7 +90,7 @@ var overlaps = []overlap{
 
 func (o overlap) lease(which string) string { return o.bucket + "-" + which }
 
-// Goal: of raises that overlap (C17) one is in force at a time, in every order of ending;
+// Goal: of raises that overlap one is in force at a time, in every order of ending;
 // the limit is the normal one when the last has ended, and where one hands over to
 // the next there is no moment at the normal limit between them.
 // Method: all orders side by side, each on a bucket of its own, while L is watched

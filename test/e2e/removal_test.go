@@ -12,7 +12,7 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// Goal: a bucket may be deleted before its leases (C22), whatever state they are in:
+// Goal: a bucket may be deleted before its leases, whatever state they are in:
 // everything ends, and everything can be deleted, without a hand on a finalizer.
 func TestBucketDeletedBeforeItsLeases(t *testing.T) {
 	t.Parallel()
@@ -54,7 +54,7 @@ func TestBucketDeletedBeforeItsLeases(t *testing.T) {
 
 // Goal: what is deleted while PostgreSQL is down waits, says why, and goes when the
 // ledger has done its part; what is taken away by force meanwhile leaves no raise
-// behind (C21).
+// behind.
 // Method: one raise is deleted in good order, one is taken away by force under the
 // eyes of the manager, and one when no manager runs either.
 func TestDeletedWhilePostgreSQLIsDown(t *testing.T) {

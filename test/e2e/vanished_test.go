@@ -6,7 +6,7 @@ import (
 	"github.com/token-lease/operator/api/v1alpha1"
 )
 
-// Goal: when the row of a raised bucket vanishes (C20), nobody says any longer that the
+// Goal: when the row of a raised bucket vanishes, nobody says any longer that the
 // raise is in force, nothing is opened anew, and everything can be deleted.
 func TestVanishedRowWhileRaised(t *testing.T) {
 	t.Parallel()

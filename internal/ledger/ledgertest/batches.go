@@ -167,7 +167,7 @@ func wholeLifeInOneCall(w *world) {
 	w.wantIdle(2)
 }
 
-// Goal: parallel tasks never pass the limit together (C01).
+// Goal: parallel tasks never pass the limit together.
 // Method: rounds of concurrent reserves on the last tokens; exactly one fits.
 func parallelReserves(w *world) {
 	const rounds, callers = 10, 16
@@ -208,8 +208,7 @@ func parallelReserves(w *world) {
 	w.wantCounters(950, 0)
 }
 
-// Goal: of several finishers of one lease one wins, and the counters follow it
-// (C03).
+// Goal: of several finishers of one lease one wins, and the counters follow it.
 // Method: rounds of commit, release, reap and inspect at the instant of expiry and
 // one millisecond before it.
 func finishersRace(w *world) {
@@ -265,7 +264,7 @@ func (w *world) wantFinishers(state ledger.LeaseState, round int, results []ledg
 	}
 }
 
-// Goal: a different payload is a conflict also while the first is in flight (C07).
+// Goal: a different payload is a conflict also while the first is in flight.
 func oneKeyInFlightTwice(w *world) {
 	w.open(1000)
 	for round := range 10 {
@@ -300,7 +299,7 @@ func oneKeyInFlightTwice(w *world) {
 }
 
 // Goal: calls that name buckets in opposite order do not block each other for
-// good (C24).
+// good.
 func oppositeOrder(w *world) {
 	names := []string{"a", "b", "c"}
 	for _, name := range names {

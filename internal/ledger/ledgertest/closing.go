@@ -158,7 +158,7 @@ func closingEndsRaises(w *world) {
 	}
 }
 
-// Goal: not found counts as done (C22).
+// Goal: not found counts as done.
 func closingNothing(w *world) {
 	if closing := w.close(ledger.DeletionDelete); !closing.Done {
 		w.Errorf("closing an absent bucket answers %+v", closing)

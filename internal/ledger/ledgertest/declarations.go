@@ -85,7 +85,7 @@ func lowerAppliesAtOnce(w *world) {
 	w.wantCounters(90, 0)
 }
 
-// Goal: the first owner keeps the row (C33).
+// Goal: the first owner keeps the row.
 func anotherOwner(w *world) {
 	w.declare(normalLimit)
 	before := w.stored(key)
@@ -165,7 +165,7 @@ func sameSecond(w *world) {
 }
 
 // Goal: under Review another hand's limit is kept, however often the owner
-// declares, and shown once for each declaration (C20).
+// declares, and shown once for each declaration.
 func reviewKeeps(w *world) {
 	request := w.declaration(normalLimit)
 	w.must(request)
@@ -218,7 +218,7 @@ func inSyncAgain(w *world) {
 }
 
 // Goal: Overwrite never takes a temporary limit for another hand's, and never
-// sets one (C30).
+// sets one.
 func overwriteDuringRaise(w *world) {
 	request := w.declaration(normalLimit, overwriting)
 	w.must(request)
@@ -236,7 +236,7 @@ func overwriteDuringRaise(w *world) {
 }
 
 // Goal: a row that vanished is never opened again with used = 0, until its owner
-// is deleted (C20, C22).
+// is deleted.
 func vanishedRow(w *world) {
 	request := w.declaration(normalLimit)
 	w.must(request)

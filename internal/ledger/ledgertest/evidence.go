@@ -116,7 +116,7 @@ func describe(r ledger.AuditRow) string {
 	return fmt.Sprintf("requested, prior, effective, declared %v; due %s; at %s; %+v", limits, due, instant, r)
 }
 
-// Goal: time that changes nothing writes nothing, in every kind of state (C25).
+// Goal: time that changes nothing writes nothing, in every kind of state.
 func idleTouches(w *world) {
 	const touches = 100
 	w.declare(normalLimit)

@@ -83,7 +83,7 @@ func hashesArePackages(w *world) {
 	}
 }
 
-// Goal: no amount outside the range is taken, and nothing changes (C06).
+// Goal: no amount outside the range is taken, and nothing changes.
 func hostileAmounts(w *world) {
 	w.open(100)
 	lease := w.reserve(10)
@@ -124,7 +124,7 @@ func largestNumbers(w *world) {
 	w.wantCounters(ledger.MaxTokens-1, 1)
 }
 
-// Goal: 0 means 0 and never "none" (C06): a limit of 0 admits nothing, a commit of
+// Goal: 0 means 0 and never "none": a limit of 0 admits nothing, a commit of
 // 0 gives everything back.
 func zeroIsANumber(w *world) {
 	w.open(0)
@@ -142,7 +142,7 @@ func zeroIsANumber(w *world) {
 	}
 }
 
-// Goal: keys that a store cannot hold or tell apart are refused (C11); others are
+// Goal: keys that a store cannot hold or tell apart are refused; others are
 // exact, to the byte.
 func hostileKeys(w *world) {
 	for _, hostile := range []string{
@@ -179,7 +179,7 @@ func hostileKeys(w *world) {
 }
 
 // Goal: a key is either refused as invalid or kept exactly, and no two share a
-// bucket (C11). Method: random strings of characters that encodings, JSON, SQL and
+// bucket. Method: random strings of characters that encodings, JSON, SQL and
 // collations stumble over, up to the bound and beyond.
 func randomKeys(w *world) {
 	alphabet := []rune("aA\u00e9e\u0301\u0130\u0131\u00df\u1e9e\u212b\u00c5\uff21\u200d\u200b\u202e\u00a0\ufeff\ufffd\u0000\u001f\u007f\u0085'\"\\%_$;-/\u2028😀𝔘\U0010ffff ")
@@ -276,7 +276,7 @@ func clockGoesBack(w *world) {
 }
 
 // Goal: an instant is never stored later than asked, and what was cut off makes no
-// difference when it is asked again (C10).
+// difference when it is asked again.
 // Method: fractions that a store could round up, or see as another instant.
 func instantsAreCut(w *world) {
 	w.declare(normalLimit)

@@ -151,7 +151,7 @@ func rebase(w *world) {
 	}
 }
 
-// Goal: each further declaration moves the base, up and down again (C18).
+// Goal: each further declaration moves the base, up and down again.
 func rebaseTwice(w *world) {
 	raise := w.raised(rebasing)
 	for _, c := range []struct{ declared, during int64 }{{180, 300}, {400, 400}, {350, 350}, {100, 300}} {

@@ -203,7 +203,7 @@ func startLeftOut(w *world) {
 }
 
 // Goal: usage never holds a restore up; over the limit nothing is admitted, and
-// holders settle (C05).
+// holders settle.
 func restoreUnderUsage(w *world) {
 	raise := w.raised()
 	w.use(180)
@@ -323,7 +323,7 @@ func windowClosesWhileWaiting(w *world) {
 }
 
 // Goal: raises created at one instant are ordered: one is active, the other
-// waits (C17).
+// waits.
 func twoAtOneInstant(w *world) {
 	w.declare(normalLimit)
 	results := w.do(
@@ -346,7 +346,7 @@ func twoAtOneInstant(w *world) {
 }
 
 // Goal: after overlapping raises the limit is the normal one, in every order of
-// their ends, touched often or once (C17).
+// their ends, touched often or once.
 func overlapInEveryOrder(w *world) {
 	w.declare(normalLimit)
 	for _, ends := range [][2]time.Duration{

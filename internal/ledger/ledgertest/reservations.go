@@ -170,7 +170,7 @@ func budgetExceeded(w *world) {
 }
 
 // Goal: a repeated request gets its lease back, a different one under the same
-// key is refused (C07).
+// key is refused.
 // Method: repeat in each state of the lease, then change each input.
 func idempotentReserve(w *world) {
 	w.open(100)
@@ -254,7 +254,7 @@ func replayAboveLoweredMaximum(w *world) {
 	w.reserveFor(1, time.Minute)
 }
 
-// Goal: the bound on records is a typed refusal that replays pass (C15).
+// Goal: the bound on records is a typed refusal that replays pass.
 // Method: fill it with settled leases, then reserve, replay, and lift the bound.
 func recordLimit(w *world) {
 	const records = 20
@@ -353,7 +353,7 @@ func commitAboveReservation(w *world) {
 	w.wantCounters(70, 30)
 }
 
-// Goal: tokens that were spent but refused stay visible (C04).
+// Goal: tokens that were spent but refused stay visible.
 // Method: refuse figures of several sizes before and after expiry.
 func refusedCommitStaysVisible(w *world) {
 	w.open(1000)
@@ -480,7 +480,7 @@ func refusalWritesNothing(w *world) {
 	}
 }
 
-// Goal: a refused key is no final answer (C08).
+// Goal: a refused key is no final answer.
 // Method: 50 requests of which 10 fit; after the limit is raised 10 more do.
 func refusedAttemptsBurnNoKeys(w *world) {
 	w.open(10)

@@ -48,7 +48,7 @@ func TestUnconfirmedByStandby(t *testing.T) {
 }
 
 // Goal: a restore whose confirmation is lost again and again is never reported as
-// failed for good nor done twice (C14). Method: all answers to COMMIT are lost for
+// failed for good nor done twice. Method: all answers to COMMIT are lost for
 // one pass; then another pass runs.
 func TestRestoreNeverConfirmed(t *testing.T) {
 	for _, arrives := range []bool{true, false} {

@@ -8,8 +8,8 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// Goal: only the database's clock counts, however wrong it is to this process
-// (C09). Method: the database's clock stands an hour ahead of this process and ten
+// Goal: only the database's clock counts, however wrong it is to this process.
+// Method: the database's clock stands an hour ahead of this process and ten
 // minutes behind; every instant that is stored or answered must be its own.
 func TestProcessClockIsIrrelevant(t *testing.T) {
 	for _, skew := range []time.Duration{hour, -10 * time.Minute} {

@@ -33,8 +33,8 @@ import (
 // settings that a pooled connection does not read anew.
 
 // Goal: neither a schema that changes nor migrations that run again are noticed by
-// callers, and no lock of a session stays, directly and behind a transaction pooler
-// (C12). Method: 200 reservations and 20 raises at once on several processes, while
+// callers, and no lock of a session stays, directly and behind a transaction pooler.
+// Method: 200 reservations and 20 raises at once on several processes, while
 // three others migrate and a column is added to each table.
 func TestSchemaChangesUnderLoad(t *testing.T) {
 	d := newDatabase(t)

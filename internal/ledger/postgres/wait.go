@@ -19,7 +19,7 @@ const (
 
 // Codes of a server that is there and will take connections later.
 var codesOfComing = []string{
-	"57P03", // it starts, stops or recovers
+	"57P03",          // it starts, stops or recovers
 	"57P01", "57P02", // it was told to end, or one of its processes crashed
 	"53300", // too many connections
 }
