@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// Goal: what is documented, `kubectl apply -k`, works, and works again, for what a
-// cluster needs and for the samples.
+// Goal: what is documented, `kubectl apply -k`, works, and works again, for the
+// kinds, for the operator, and for the samples.
 func TestKustomizationsApply(t *testing.T) {
-	for _, dir := range []string{"../../config/default", "../../config/samples"} {
+	for _, dir := range []string{"../../config/crd", "../../config/default", "../../config/samples"} {
 		for range 2 {
 			kubectl := exec.CommandContext(testContext(t), plane.Kubectl(), "--kubeconfig", plane.KubeconfigPath(),
 				"apply", "--server-side", "--field-manager=kustomize-test", "--force-conflicts", "-k", dir)

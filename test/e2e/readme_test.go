@@ -1,0 +1,164 @@
+package e2e_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/hack/devenv/process"
+)
+
+// Goal: what the README tells a user to run works to the letter, and does what it
+// says there.
+func TestReadmeUse(t *testing.T) {
+	t.Parallel()
+	in := install(t)
+	in.start(t, "manager-a", managerOptions{})
+	shell := in.readmeShell(t)
+	for _, block := range readmeBlocks(t, "Use it") {
+		shell(block)
+	}
+	key := in.key("pm-4821")
+	for event, limit := range map[string]string{"RaiseActivated": "300000", "RaiseRestored": "120000"} {
+		if got := in.db.one(t, key, event).text("effective_limit_tokens"); got != limit {
+			t.Errorf("%s: the limit is %s, want %s", event, got, limit)
+		}
+	}
+	in.db.one(t, key, "RaiseShortened")
+	in.db.one(t, key, "BucketClosed")
+	for _, object := range []client.Object{in.bucket(), in.lease(t)} {
+		in.waitGone(t, object)
+	}
+}
+
+// Goal: the operator can be installed and removed as the README says: nothing
+// hangs, and custom resources go only with the CRDs, on purpose.
+// Method: a control plane of its own, which runs no pods; a manager that the test
+// starts does what the Deployment's would.
+func TestReadmeInstallAndRemove(t *testing.T) {
+	t.Parallel()
+	own := startOwnCluster(t)
+	in := installOn(t, own, world.postgres)
+	shell := in.readmeShell(t)
+	for _, block := range readmeBlocks(t, "Install it") {
+		shell(block)
+	}
+	in.mustKubectl(t, "", "get", "deployment/tokenlease-manager", "secret/tokenlease-database", "--namespace="+systemNamespace)
+	m := in.start(t, "manager-a", managerOptions{})
+	in.raised(t)
+
+	blocks := readmeBlocks(t, "Remove it")
+	if len(blocks) != 3 {
+		t.Fatalf("%d blocks, want three: objects, operator, CRDs", len(blocks))
+	}
+	shell(blocks[0])
+	for _, object := range []client.Object{in.bucket(), in.lease(t)} {
+		if err := in.api.Get(call(t), client.ObjectKeyFromObject(object), object); !apierrors.IsNotFound(err) {
+			t.Errorf("%T is still there: %v", object, err)
+		}
+	}
+	if got := in.db.limit(t, in.key(bucketName)); got != normal {
+		t.Errorf("the limit is %d, want %d", got, normal)
+	}
+	m.terminate(t)
+	shell(blocks[1])
+	in.wantCRDs(t, true)
+	shell(blocks[2])
+	in.wantCRDs(t, false)
+}
+
+// readmeBlocks are the shell blocks of a section of the README, in their order.
+func readmeBlocks(t *testing.T, section string) []string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(world.root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(content), "\n## "+section+"\n")
+	if !found {
+		t.Fatalf("the README has no section %q", section)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	text, _, _ = strings.Cut(text, "\n### ")
+	var blocks []string
+	for {
+		var block string
+		if _, text, found = strings.Cut(text, "\n```sh\n"); !found {
+			break
+		}
+		if block, text, found = strings.Cut(text, "\n```"); !found {
+			t.Fatalf("a block of section %q does not end", section)
+		}
+		blocks = append(blocks, block)
+	}
+	if len(blocks) == 0 {
+		t.Fatalf("section %q has no shell block", section)
+	}
+	return blocks
+}
+
+// readmeShell runs blocks as a reader does who stands in a clone, with kubectl on
+// the PATH and the test's namespace as the current one.
+func (in *installation) readmeShell(t *testing.T) func(block string) {
+	t.Helper()
+	home, err := newDir("reader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(world.root, "config"), filepath.Join(home, "config")); err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile(in.plane.KubeconfigPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"kubeconfig": config, "run-time.url": []byte(in.db.runtimeURL), "owner.url": []byte(in.db.ownerURL),
+	} {
+		if err := os.WriteFile(filepath.Join(home, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shell := func(block string) {
+		t.Helper()
+		output, err := runToEnd(t.Context(), process.Command{
+			Path: "/bin/sh", Args: []string{"-euc", block}, Dir: home, LogFile: filepath.Join(home, "output"),
+			Env: []string{
+				"HOME=" + home, "KUBECONFIG=" + filepath.Join(home, "kubeconfig"),
+				"PATH=" + filepath.Dir(in.plane.Kubectl()) + string(os.PathListSeparator) + os.Getenv("PATH"),
+			},
+		})
+		if err != nil {
+			t.Fatalf("%v\n%s\nanswers (with those before):\n%s", err, block, output)
+		}
+	}
+	shell("kubectl config set-context --current --namespace=" + in.namespace)
+	return shell
+}
+
+// wantCRDs checks whether the operator's kinds are known to the API server.
+func (in *installation) wantCRDs(t *testing.T, there bool) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	api, err := client.New(in.plane.RESTConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tokenbuckets", "temporarylimitleases"} {
+		waitFor(t, name+" to be right", func() (bool, string) {
+			var crd apiextensionsv1.CustomResourceDefinition
+			err := api.Get(call(t), client.ObjectKey{Name: name + "." + v1alpha1.GroupName}, &crd)
+			return (err == nil) == there && client.IgnoreNotFound(err) == nil, asJSON(crd.Status)
+		})
+	}
+}
