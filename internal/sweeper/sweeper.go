@@ -5,6 +5,8 @@ package sweeper
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -29,7 +31,7 @@ const (
 	// The back-off after a pass that failed as a whole.
 	minBackOff, maxBackOff = 100 * time.Millisecond, time.Second
 	// The back-off of one bucket whose touch failed. A fault that ends must not hold
-	// up a restore for long.
+	// up its restore for long.
 	minAside, maxAside = time.Second, 5 * time.Second
 	// maxSetAside bounds how many buckets are remembered as failing.
 	maxSetAside = 10_000
@@ -45,14 +47,12 @@ type Sweeper struct {
 	store    ledger.Store
 	observer Observer
 	log      logr.Logger
-	aside    map[string]asideBucket
 	now      func() time.Time
-}
-
-// asideBucket is a bucket whose touch failed.
-type asideBucket struct {
-	until   time.Time
-	backOff time.Duration
+	// aside are buckets whose touch failed. The passes leave them out until a retry
+	// beside the passes succeeds, so that a slow one costs the others nothing.
+	aside map[string]asideBucket
+	// retrying tells what became of a retry; nil while there is none.
+	retrying chan map[string]*ledger.Error
 }
 
 // New returns a sweeper over a store.
@@ -63,6 +63,7 @@ func New(store ledger.Store, observer Observer, log logr.Logger) *Sweeper {
 // Run sweeps until the context ends. It never gives up: a database that is away
 // comes back.
 func (s *Sweeper) Run(ctx context.Context) {
+	defer s.awaitRetry()
 	backOff := minBackOff
 	for ctx.Err() == nil {
 		wait, err := s.pass(ctx)
@@ -82,9 +83,11 @@ func (s *Sweeper) Run(ctx context.Context) {
 
 // pass touches what is due and says how long to wait before the next pass.
 func (s *Sweeper) pass(ctx context.Context) (time.Duration, error) {
+	s.noteRetry()
+	s.startRetry(ctx)
 	ctx, cancel := context.WithTimeout(ctx, passTimeout)
 	defer cancel()
-	result, err := s.store.Sweep(ctx, ledger.SweepRequest{Limit: DefaultBatch, SetAside: s.setAside()})
+	result, err := s.store.Sweep(ctx, ledger.SweepRequest{Limit: DefaultBatch, SetAside: slices.Collect(maps.Keys(s.aside))})
 	// A pass that ended early tells what it did and met nevertheless. Without that
 	// the same slow buckets would end the next pass as well.
 	progress := len(result.Touched)
@@ -116,37 +119,6 @@ func (s *Sweeper) pass(ctx context.Context) (time.Duration, error) {
 	default:
 		return min(max(result.NextIn, gatherSleep), maxSleep), nil
 	}
-}
-
-// setAside lists the buckets that are not to be tried yet.
-func (s *Sweeper) setAside() []string {
-	now := s.now()
-	var keys []string
-	for key, bucket := range s.aside {
-		switch {
-		case now.Before(bucket.until):
-			keys = append(keys, key)
-		case now.Sub(bucket.until) > 2*maxAside:
-			// It was not due again since; somebody else has touched it.
-			delete(s.aside, key)
-		}
-	}
-	return keys
-}
-
-// putAside keeps a bucket out of the next passes. It reports false when there are
-// too many to remember this one.
-func (s *Sweeper) putAside(key string, reason error) bool {
-	bucket, known := s.aside[key]
-	if !known && len(s.aside) >= maxSetAside {
-		s.log.Error(reason, "touch failed; too many buckets fail to remember this one", "bucket", key)
-		return false
-	}
-	bucket.backOff = min(max(2*bucket.backOff, minAside), maxAside)
-	bucket.until = s.now().Add(bucket.backOff)
-	s.aside[key] = bucket
-	s.log.Error(reason, "touch failed; the bucket is set aside", "bucket", key, "for", bucket.backOff.String())
-	return true
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -22,6 +22,16 @@ type scripted struct {
 	results  []ledger.SweepResult
 	errs     []error
 	requests []ledger.SweepRequest
+	// retries are the outcomes of touching buckets that were set aside.
+	retries chan *ledger.Error
+}
+
+func (s *scripted) Do(_ context.Context, requests []ledger.Request) []ledger.Result {
+	results := make([]ledger.Result, len(requests))
+	for i := range results {
+		results[i].Err = <-s.retries
+	}
+	return results
 }
 
 func (s *scripted) Sweep(_ context.Context, r ledger.SweepRequest) (ledger.SweepResult, error) {
@@ -93,52 +103,61 @@ func TestRestoresWithoutAnyTraffic(t *testing.T) {
 	}
 }
 
-// Goal: one bad bucket is set aside with a growing, bounded back-off and comes
-// back. Method: passes by hand with a clock that the test moves.
+// Goal: one bad bucket is left out of the passes and tried beside them, with a
+// growing, bounded back-off, until it succeeds. Method: passes by hand with a clock
+// that the test moves.
 func TestBadBucketIsSetAside(t *testing.T) {
-	bad := ledger.SweepResult{Failed: map[string]error{"bad": errors.New("broken")}, NextIn: -1}
-	store := &scripted{results: []ledger.SweepResult{bad}}
+	broken := ledger.Errorf(ledger.CodeStateCorrupt, "broken")
+	store := &scripted{
+		results: []ledger.SweepResult{{Failed: map[string]error{"bad": broken}, NextIn: -1}},
+		retries: make(chan *ledger.Error),
+	}
 	seen := &counts{}
 	s := New(store, seen, logr.Discard())
 	now := time.Unix(1000, 0)
 	s.now = func() time.Time { return now }
-	pass := func() ledger.SweepRequest {
+	pass := func() {
 		t.Helper()
 		if _, err := s.pass(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return store.requests[len(store.requests)-1]
 	}
 	pass()
-	if got := pass().SetAside; !slices.Equal(got, []string{"bad"}) {
-		t.Fatalf("set aside: %v", got)
+	pass()
+	if s.retrying != nil || seen.setAside != 1 {
+		t.Errorf("retrying %v before the back-off is over, and the metric shows %d set aside", s.retrying != nil, seen.setAside)
 	}
-	if seen.setAside != 1 {
-		t.Errorf("the metric shows %d buckets set aside", seen.setAside)
+	retry := func(outcome *ledger.Error) {
+		t.Helper()
+		now = s.aside["bad"].until
+		pass()
+		// While the retry stands still, passes go on without the bucket.
+		pass()
+		if got := store.requests[len(store.requests)-1].SetAside; !slices.Equal(got, []string{"bad"}) {
+			t.Fatalf("set aside: %v", got)
+		}
+		store.retries <- outcome
+		for retrying := s.retrying; s.retrying == retrying; {
+			s.noteRetry()
+		}
 	}
 	previous := time.Duration(0)
 	for range 12 {
-		now = s.aside["bad"].until
-		store.results = append(make([]ledger.SweepResult, len(store.requests)), bad)
-		if got := pass().SetAside; len(got) != 0 {
-			t.Fatalf("still set aside when its back-off is over: %v", got)
-		}
+		retry(broken)
 		backOff := s.aside["bad"].backOff
 		if backOff < previous || backOff > maxAside {
 			t.Fatalf("back-off went from %s to %s", previous, backOff)
 		}
 		previous = backOff
 	}
-	now = s.aside["bad"].until
-	store.results = append(make([]ledger.SweepResult, len(store.requests)), ledger.SweepResult{Touched: []string{"bad"}})
+	retry(nil)
 	pass()
-	if len(s.aside) != 0 {
-		t.Errorf("a bucket that was touched is still remembered: %v", s.aside)
+	if len(s.aside) != 0 || len(store.requests[len(store.requests)-1].SetAside) != 0 {
+		t.Errorf("a bucket whose retry succeeded is still remembered: %v", s.aside)
 	}
 }
 
-// Goal: what is remembered about failing buckets is bounded, and is forgotten when
-// they stop being due.
+// Goal: what is remembered about failing buckets is bounded, as is a retry.
 func TestSetAsideIsBounded(t *testing.T) {
 	s := New(&scripted{}, &counts{}, logr.Discard())
 	now := time.Unix(1000, 0)
@@ -150,8 +169,9 @@ func TestSetAsideIsBounded(t *testing.T) {
 		t.Errorf("%d buckets are remembered", len(s.aside))
 	}
 	now = now.Add(time.Hour)
-	if keys := s.setAside(); len(keys) != 0 || len(s.aside) != 0 {
-		t.Errorf("%d keys and %d buckets are still there after an hour", len(keys), len(s.aside))
+	s.aside["first"] = asideBucket{until: now.Add(-2 * time.Hour)}
+	if keys := s.ripe(); len(keys) != DefaultBatch || keys[0] != "first" {
+		t.Errorf("%d buckets are retried at once, the first is %q", len(keys), keys[0])
 	}
 }
 
@@ -191,7 +211,7 @@ func TestPassThatEndsEarly(t *testing.T) {
 	}
 	seen := &counts{}
 	s := New(store, seen, logr.Discard())
-	s.aside["good"] = asideBucket{}
+	s.aside["good"] = asideBucket{until: s.now().Add(time.Hour)}
 	for range 3 {
 		if _, err := s.pass(t.Context()); err != nil {
 			t.Fatal(err)

@@ -109,7 +109,7 @@ func Open(options Options) (*Store, error) {
 		pool        **pgxpool.Pool
 		connections int
 	}{
-		{&s.pool, max(1, options.MaxConnections-readConnections-watchConnections)},
+		{&s.pool, options.MaxConnections - readConnections - watchConnections},
 		{&s.reads, readConnections},
 		{&s.watch, watchConnections},
 	} {
@@ -126,7 +126,7 @@ func (s *Store) newPool(connections int) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = int32(min(connections, math.MaxInt32))
+	config.MaxConns = int32(max(1, min(connections, math.MaxInt32)))
 	config.MaxConnLifetime = connectionLifetime
 	config.MaxConnLifetimeJitter = connectionLifetime / 5
 	config.PingTimeout = pingTimeout
