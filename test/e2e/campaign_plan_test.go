@@ -24,7 +24,8 @@ const (
 var campaignLimits = []int64{1000, 1000, 1000, 1000, 1000, 600, 1500, 0}
 
 var campaignModes = []string{
-	"Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "ObserveOnly", "ObserveOnly", "Disabled", "",
+	"Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce", "Enforce",
+	"ObserveOnly", "ObserveOnly", "Disabled", "",
 }
 
 // act is one step of a campaign.
@@ -65,6 +66,9 @@ type planner struct {
 	// limits is what each bucket was last declared to have, or set to.
 	limits    [campaignBuckets]int64
 	approvals int
+	// hotBucket and hotLease are those of the latest lease: what happens to them is
+	// likely to happen during a raise.
+	hotBucket, hotLease int
 	// apiBack and databaseBack are the steps from which the servers may go down
 	// again: they take their time to come back, and a campaign is not about that.
 	apiBack, databaseBack int
@@ -93,15 +97,15 @@ type choice struct {
 }
 
 var choices = []choice{
-	{12, (*planner).drawBucket},
-	{3, (*planner).drawDeleteBucket},
+	{10, (*planner).drawBucket},
+	{2, (*planner).drawDeleteBucket},
 	{22, (*planner).drawLease},
 	{5, (*planner).drawLeasePair},
 	{5, (*planner).drawLeaseAgain},
 	{6, (*planner).drawDeleteLease},
 	{7, (*planner).drawShorten},
 	{5, (*planner).drawSetLimit},
-	{7, (*planner).drawSQL},
+	{9, (*planner).drawSQL},
 	{1, (*planner).drawDeleteRow},
 	{3, (*planner).drawForce},
 	{4, (*planner).drawWipe},
@@ -143,6 +147,20 @@ func (p *planner) chance(percent int) bool { return p.random.IntN(100) < percent
 
 func pick[T any](p *planner, values ...T) T { return values[p.random.IntN(len(values))] }
 
+func (p *planner) anyBucket() int {
+	if p.chance(60) {
+		return p.hotBucket
+	}
+	return p.random.IntN(campaignBuckets)
+}
+
+func (p *planner) anyLease() int {
+	if p.chance(60) {
+		return p.hotLease
+	}
+	return p.random.IntN(campaignLeases)
+}
+
 func (p *planner) seconds(from, to float64) time.Duration {
 	d := time.Duration((from + p.random.Float64()*(to-from)) * float64(time.Second))
 	if p.chance(50) {
@@ -153,10 +171,10 @@ func (p *planner) seconds(from, to float64) time.Duration {
 
 func (p *planner) drawBucket(int) {
 	p.applyBucket(bucketWish{
-		bucket: p.random.IntN(campaignBuckets), limit: pick(p, campaignLimits...),
+		bucket: p.anyBucket(), limit: pick(p, campaignLimits...),
 		overwrite: p.chance(30), deletion: p.chance(40),
 		mode:     pick(p, campaignModes...),
-		maxLimit: pick[int64](p, 4000, 4000, 4000, 4000, 2500), maxDuration: pick[int64](p, 60, 60, 60, 60, 60, 5),
+		maxLimit: pick[int64](p, 4000, 4000, 4000, 4000, 4000, 4000, 4000, 4000, 2500), maxDuration: pick[int64](p, 60, 60, 60, 60, 60, 60, 60, 60, 5),
 	})
 }
 
@@ -166,7 +184,7 @@ func (p *planner) applyBucket(wish bucketWish) {
 }
 
 func (p *planner) drawDeleteBucket(int) {
-	b := p.random.IntN(campaignBuckets)
+	b := p.anyBucket()
 	p.add(func(c *campaign) error { return c.deleteBucket(b) }, "delete bucket %d", b)
 }
 
@@ -174,11 +192,11 @@ func (p *planner) newLease() leaseWish {
 	wish := leaseWish{
 		slot: p.random.IntN(campaignLeases), bucket: p.random.IntN(campaignBuckets),
 		temporary: pick[int64](p, 2000, 2000, 2400, 3000, 3000, 3000, 3000, 5000),
-		starts:    p.chance(60), startsIn: p.seconds(-2, 5), length: p.seconds(0.3, 8),
+		starts:    p.chance(60), startsIn: p.seconds(-2, 3), length: p.seconds(0.3, 8),
 		rebase: p.chance(50), replace: p.chance(70),
 	}
 	wish.normal = p.limits[wish.bucket]
-	if p.chance(15) {
+	if p.chance(10) {
 		wish.normal = pick(p, campaignLimits...)
 	}
 	if p.approvals > 0 && p.chance(15) {
@@ -191,6 +209,7 @@ func (p *planner) newLease() leaseWish {
 }
 
 func (p *planner) createLease(wish leaseWish) {
+	p.hotBucket, p.hotLease = wish.bucket, wish.slot
 	p.add(func(c *campaign) error { return c.createLease(wish) }, "create lease %+v", wish)
 }
 
@@ -206,6 +225,7 @@ func (p *planner) drawLeasePair(int) {
 	p.approvals++
 	second.approval = p.approvals
 	second.temporary = pick[int64](p, 2000, 3000)
+	p.hotBucket, p.hotLease = second.bucket, second.slot
 	kind := "at the same instant"
 	if p.chance(60) {
 		kind = "end to start"
@@ -215,17 +235,17 @@ func (p *planner) drawLeasePair(int) {
 }
 
 func (p *planner) drawLeaseAgain(int) {
-	slot := p.random.IntN(campaignLeases)
+	slot := p.anyLease()
 	p.add(func(c *campaign) error { return c.recreateLease(slot) }, "delete lease %d and create the same again", slot)
 }
 
 func (p *planner) drawDeleteLease(int) {
-	slot := p.random.IntN(campaignLeases)
+	slot := p.anyLease()
 	p.add(func(c *campaign) error { return c.deleteLease(slot) }, "delete lease %d", slot)
 }
 
 func (p *planner) drawShorten(int) {
-	slot, in := p.random.IntN(campaignLeases), p.seconds(-1, 3)
+	slot, in := p.anyLease(), p.seconds(-1, 3)
 	p.add(func(c *campaign) error { return c.shortenLease(slot, in) }, "move the expiry of lease %d to in %s", slot, in)
 }
 
@@ -234,9 +254,9 @@ func (p *planner) drawShorten(int) {
 func (p *planner) handLimit(b int) int64 {
 	limit := sameLimit
 	switch roll := p.random.IntN(100); {
-	case roll < 35:
+	case roll < 45:
 		return limit
-	case roll < 65:
+	case roll < 70:
 		limit = pick(p, campaignLimits...)
 	default:
 		limit = 700 + p.random.Int64N(199)
@@ -246,34 +266,34 @@ func (p *planner) handLimit(b int) int64 {
 }
 
 func (p *planner) drawSetLimit(int) {
-	b := p.random.IntN(campaignBuckets)
+	b := p.anyBucket()
 	limit := p.handLimit(b)
 	p.add(func(c *campaign) error { return c.setLimit(b, limit) }, "SetLimit of bucket %d to %d", b, limit)
 }
 
 func (p *planner) drawSQL(int) {
-	b := p.random.IntN(campaignBuckets)
+	b := p.anyBucket()
 	limit := p.handLimit(b)
 	p.add(func(c *campaign) error { return c.writeLimit(b, limit) }, "SQL: limit of bucket %d to %d", b, limit)
 }
 
 func (p *planner) drawDeleteRow(int) {
-	b := p.random.IntN(campaignBuckets)
+	b := p.anyBucket()
 	p.add(func(c *campaign) error { return c.deleteRow(b) }, "SQL: delete the row of bucket %d", b)
 }
 
 func (p *planner) drawForce(int) {
-	slot, alsoDelete := p.random.IntN(campaignLeases), p.chance(70)
+	slot, alsoDelete := p.anyLease(), p.chance(70)
 	p.add(func(c *campaign) error { return c.forceLease(slot, alsoDelete) }, "force the finalizer off lease %d, delete it: %v", slot, alsoDelete)
 }
 
 func (p *planner) drawWipe(int) {
 	if p.chance(30) {
-		b := p.random.IntN(campaignBuckets)
+		b := p.anyBucket()
 		p.add(func(c *campaign) error { return c.wipeBucket(b) }, "wipe the status of bucket %d", b)
 		return
 	}
-	slot := p.random.IntN(campaignLeases)
+	slot := p.anyLease()
 	p.add(func(c *campaign) error { return c.wipeLease(slot) }, "wipe the status of lease %d", slot)
 }
 
