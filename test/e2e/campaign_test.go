@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -117,9 +118,13 @@ func (c *campaign) note(format string, args ...any) {
 	c.log = append(c.log, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
 }
 
+// fault notes what is wrong, once: an invariant that is broken stays so.
 func (c *campaign) fault(format string, args ...any) {
-	c.faults = append(c.faults, fmt.Sprintf(format, args...))
-	c.note("FAULT "+format, args...)
+	fault := fmt.Sprintf(format, args...)
+	if !slices.Contains(c.faults, fault) {
+		c.faults = append(c.faults, fault)
+		c.note("FAULT %s", fault)
+	}
 }
 
 func (c *campaign) run(program []act) {
