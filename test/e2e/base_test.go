@@ -38,7 +38,7 @@ func TestRebaseSeveralTimes(t *testing.T) {
 		}
 		in.waitLease(t, leaseName, active)
 	}
-	in.db.moveClockTo(t, in.db.raise(t, in.namespace, leaseName).instant(t, "expires_at"))
+	in.passExpiry(t, leaseName)
 	in.waitLease(t, leaseName, restored)
 	in.waitBucket(t, inSync...)
 	watched.wantInTurn(t, temporary, 350_000, 320_000, temporary, 400_000, temporary, 150_000)
@@ -64,7 +64,7 @@ func TestRebaseThenAnotherHand(t *testing.T) {
 	in.db.setLimit(t, key, temporary) // the very same figure
 	in.waitLease(t, leaseName, underReview)
 	in.waitBucket(t, isFalse(v1alpha1.ConditionRaised), isFalse(v1alpha1.ConditionLimitInSync).because(v1alpha1.ReasonLimitChanged))
-	in.db.moveClockTo(t, in.db.raise(t, in.namespace, leaseName).instant(t, "expires_at"))
+	in.passExpiry(t, leaseName)
 	in.mustReserve(t, "kept", temporary)
 	if got := in.db.limit(t, key); got != temporary {
 		t.Errorf("after the expiry L is %d, want what the other hand set, %d", got, temporary)
@@ -108,7 +108,7 @@ func TestOverwrite(t *testing.T) {
 	stage(t, "after a raise that ran its course")
 	in.create(t, in.otherLease(t, bucketName, "second"))
 	in.waitLease(t, "second", active)
-	in.db.moveClockTo(t, in.db.raise(t, in.namespace, "second").instant(t, "expires_at"))
+	in.passExpiry(t, "second")
 	in.waitLease(t, "second", restored)
 	in.waitNormal(t, bucketName)
 	in.db.setLimit(t, key, temporary)

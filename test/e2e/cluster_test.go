@@ -27,7 +27,7 @@ const (
 	serviceAccount  = "tokenlease-manager"
 	electionRole    = "tokenlease-leader-election"
 	electionID      = "token-lease-operator.budget.tokenlease.dev"
-	commandTimeout  = 2 * time.Minute
+	commandTimeout  = waitBound + time.Minute
 )
 
 // cluster is a control plane with the operator's CRDs and roles, as an

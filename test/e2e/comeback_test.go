@@ -24,7 +24,7 @@ func TestControllersComeBack(t *testing.T) {
 	in.clusterID = ""
 	m := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
-	in.shorten(t, overdueSoon)
+	in.passExpiry(t, leaseName)
 	in.waitLease(t, leaseName, restored)
 	wantOwner := clusterIdentity(t, own)
 	in.wantCluster(t, wantOwner)
@@ -44,7 +44,9 @@ func TestControllersComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.waitPart(t, "controllers", true)
-	in.create(t, in.lease(t, named[*v1alpha1.TemporaryLimitLease]("second"), approvedBy("CHG-2"), until(in.after(t, overdueSoon))))
+	in.create(t, in.lease(t, named[*v1alpha1.TemporaryLimitLease]("second"), approvedBy("CHG-2")))
+	in.waitLease(t, "second", active)
+	in.passExpiry(t, "second")
 	in.waitLease(t, "second", restored)
 	in.waitBucket(t, inSync...)
 	in.wantCluster(t, wantOwner)

@@ -56,8 +56,7 @@ func (c permanentChange) check(t *testing.T) {
 	in := install(t)
 	key := in.key(bucketName)
 	m := in.start(t, "manager-a", managerOptions{})
-	expiresAt := in.after(t, 20*time.Second)
-	in.raised(t, until(expiresAt))
+	in.raised(t)
 
 	c.change(t, in)
 	in.db.waitLimit(t, key, c.limit)
@@ -66,7 +65,7 @@ func (c permanentChange) check(t *testing.T) {
 	}
 	in.checkInSync(t, c.declared)
 
-	in.db.waitPast(t, expiresAt)
+	in.passExpiry(t, leaseName)
 	snapshot, err := in.db.ledger.Inspect(call(t), key)
 	if err != nil {
 		t.Fatal(err)

@@ -73,9 +73,8 @@ func crashOverdue(t *testing.T, fault string) {
 	in := install(t)
 	m := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
-	expiresAt := in.shortenInLedger(t, overdueSoon)
 	m.kill9(t)
-	in.db.waitPast(t, expiresAt)
+	in.passExpiry(t, leaseName)
 	in.checkOneOfEverything(t, in.supervise(t, fault))
 }
 

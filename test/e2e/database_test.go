@@ -129,6 +129,19 @@ func (d *database) shiftClock(t *testing.T, by time.Duration) {
 		$$`, by.Milliseconds()))
 }
 
+// passAtRestart lets the ledger's clock pass an instant of the future when the server
+// is started the next time.
+func (d *database) passAtRestart(t *testing.T, instant time.Time) {
+	t.Helper()
+	d.exec(t, fmt.Sprintf(`
+		CREATE OR REPLACE FUNCTION tokenlease.ledger_now() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+			SELECT pg_catalog.date_trunc('milliseconds', pg_catalog.clock_timestamp() +
+				CASE WHEN pg_catalog.pg_postmaster_start_time() > '%s' THEN interval '%d milliseconds' ELSE interval '0' END)
+		$$`,
+		query[time.Time](t, d, "SELECT pg_postmaster_start_time()").UTC().Format(time.RFC3339Nano),
+		instant.Sub(query[time.Time](t, d, "SELECT clock_timestamp()")).Milliseconds()+1))
+}
+
 // moveClockTo makes an instant of the future the ledger's present, and lets the
 // clock go on from there.
 func (d *database) moveClockTo(t *testing.T, instant time.Time) {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/hack/devenv/postgres/postgrestest"
@@ -23,12 +22,11 @@ func TestExpiryWithTheManagerDead(t *testing.T) {
 	key := in.key(bucketName)
 	m := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
-	in.mustReserve(t, "raised", 150_000)
-	expiresAt := in.shortenInLedger(t, overdueSoon)
+	in.mustCommit(t, in.mustReserve(t, "raised", 150_000), 150_000)
 	m.kill9(t)
 
 	stage(t, "nothing runs, and the expiry passes")
-	in.db.waitPast(t, expiresAt)
+	expiresAt := in.passExpiry(t, leaseName)
 	if got := in.db.raise(t, in.namespace, leaseName).text("state"); got != "active" {
 		t.Fatalf("the raise is %s before anybody has touched the bucket, want active", got)
 	}
@@ -72,21 +70,20 @@ func TestAPIServerDown(t *testing.T) {
 	first := in.start(t, "manager-a", managerOptions{})
 	in.raised(t)
 	other := in.key("other")
-	startsAt := in.after(t, 20*time.Second)
+	endsAt := in.after(t, farAway+early)
 	in.create(t,
 		in.bucket(named[*v1alpha1.TokenBucket]("other")),
 		in.lease(t, named[*v1alpha1.TemporaryLimitLease]("other-launch"), on("other"), approvedBy("CHG-2"),
-			from(startsAt), until(startsAt.Add(35*time.Second))))
+			from(in.after(t, early)), until(endsAt)))
 	in.waitLease(t, "other-launch", []want{
 		isTrue(v1alpha1.ConditionReady), isFalse(v1alpha1.ConditionActive), isFalse(v1alpha1.ConditionEnded),
 	})
-	expiresAt := in.shortenInLedger(t, overdueSoon)
 	if err := own.plane.StopAPIServer(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
 	stage(t, "both transitions happen without the API server")
-	in.db.waitPast(t, expiresAt)
+	in.passExpiry(t, leaseName)
 	in.db.waitLimit(t, key, normal)
 	in.db.waitLimit(t, other, temporary)
 	for bucket, event := range map[string]string{key: "RaiseRestored", other: "RaiseActivated"} {
@@ -104,6 +101,7 @@ func TestAPIServerDown(t *testing.T) {
 
 	stage(t, "SIGTERM without the API server, and a start without it")
 	first.terminate(t)
+	in.db.moveClockTo(t, endsAt)
 	second := in.start(t, "manager-b", managerOptions{})
 	second.waitLacksAPIServer(t)
 	second.waitPart(t, "ledger", true)
@@ -146,7 +144,7 @@ func TestPostgreSQLDown(t *testing.T) {
 	in.raised(t)
 	m.waitPart(t, "ledger", true)
 	m.wantMetrics(t, map[string]float64{"tokenlease_ledger_writable": 1})
-	expiresAt := in.shortenInLedger(t, overdueSoon)
+	in.db.passAtRestart(t, in.db.raise(t, in.namespace, leaseName).instant(t, "expires_at"))
 
 	stage(t, "the database crashes, and the expiry passes")
 	if err := server.Kill(t.Context()); err != nil {
@@ -158,14 +156,9 @@ func TestPostgreSQLDown(t *testing.T) {
 	if _, err := in.reserve(t, "down", 1); !ledger.HasCode(err, ledger.CodeUnavailable) {
 		t.Errorf("reserve without a database: %v, want %s", err, ledger.CodeUnavailable)
 	}
-	waitFor(t, "the expiry to pass", func() (bool, string) {
-		return time.Now().After(expiresAt), time.Now().String() // the database runs on this machine's clock
-	})
 
 	stage(t, "it is back")
-	if err := server.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	in.db.resume(t)
 	in.db.waitLimit(t, key, normal)
 	in.waitLease(t, leaseName, restored)
 	in.waitBucket(t, inSync...)

@@ -36,13 +36,9 @@ const (
 	requestedBy = "finance@example.com"
 )
 
-// farAway is an expiry that no test reaches; it is moved earlier when the story
-// is ready for it, so that no machine is too slow.
+// farAway is an expiry that no test reaches by waiting. When the story is ready for
+// it, the ledger's clock is moved, or the expiry, so that no machine is too slow.
 const farAway = time.Hour
-
-// overdueSoon is an expiry before which a test must have taken something down. A
-// test that misses it fails, so it leaves a slow machine some time.
-const overdueSoon = 6 * time.Second
 
 // installation is the operator as one user has it: one namespace, one ledger,
 // one identity in it. Any number of managers may run.
@@ -200,14 +196,11 @@ func (in *installation) shorten(t *testing.T, d time.Duration) time.Time {
 	return expiresAt
 }
 
-// shortenInLedger is shorten, and waits until the ledger knows.
-func (in *installation) shortenInLedger(t *testing.T, d time.Duration) time.Time {
+// passExpiry moves the ledger's clock to the expiry of a raise, and returns it.
+func (in *installation) passExpiry(t *testing.T, name string) time.Time {
 	t.Helper()
-	expiresAt := in.shorten(t, d)
-	waitFor(t, "the earlier expiry in the ledger", func() (bool, string) {
-		stored := in.db.raise(t, in.namespace, leaseName).instant(t, "expires_at")
-		return stored.Equal(expiresAt), stored.String()
-	})
+	expiresAt := in.db.raise(t, in.namespace, name).instant(t, "expires_at")
+	in.db.moveClockTo(t, expiresAt)
 	return expiresAt
 }
 

@@ -30,9 +30,8 @@ func TestLeaderKilled(t *testing.T) {
 	})
 
 	stage(t, "the leader dies, and the raise ends without one")
-	expiresAt := in.shortenInLedger(t, overdueSoon)
 	leader.kill9(t)
-	in.db.waitPast(t, expiresAt)
+	in.passExpiry(t, leaseName)
 	in.db.waitLimit(t, key, normal)
 
 	stage(t, "the other one takes over")

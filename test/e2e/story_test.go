@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,7 +19,8 @@ import (
 // while and come back by themselves; what is admitted follows the limit at every
 // stage; kubectl, conditions, metrics and audit agree with SQL.
 // Method: apply the published samples with other dates, act as a workload in each
-// stage, and watch L by SQL from beginning to end.
+// stage, and watch L by SQL from beginning to end. The ledger's clock is moved from
+// stage to stage.
 func TestSeedStory(t *testing.T) {
 	t.Parallel()
 	in := install(t)
@@ -37,13 +39,14 @@ func TestSeedStory(t *testing.T) {
 	})
 
 	stage(t, "ask for the raise")
-	startsAt, expiresAt := in.after(t, 6*time.Second), in.after(t, 30*time.Second)
+	startsAt, expiresAt := in.after(t, early), in.after(t, late)
 	watched := watchLimit(t, in.db, key)
 	in.mustKubectl(t, in.sample(t, "temporarylimitlease.yaml",
 		"startsAt", startsAt.Format(time.RFC3339), "expiresAt", expiresAt.Format(time.RFC3339)), "apply")
 	in.waitConditions(t, "temporarylimitlease/"+leaseName, "Ready")
 
 	stage(t, "raised")
+	in.db.moveClockTo(t, startsAt)
 	in.waitConditions(t, "temporarylimitlease/"+leaseName, "Active")
 	second := in.mustReserve(t, "before-2", 100_000) // what was refused before
 	in.mustCommit(t, second, 60_000)
@@ -59,6 +62,7 @@ func TestSeedStory(t *testing.T) {
 	in.waitBucket(t, isTrue(v1alpha1.ConditionRaised), isTrue(v1alpha1.ConditionLimitInSync), isTrue(v1alpha1.ConditionReady))
 
 	stage(t, "restored")
+	in.db.moveClockTo(t, expiresAt)
 	in.waitConditions(t, "temporarylimitlease/"+leaseName, "Ended")
 	lease := in.waitLease(t, leaseName, restored)
 	in.waitBucket(t, inSync...)
@@ -137,30 +141,38 @@ type limitWatch struct {
 	err     error
 }
 
-// watchLimit reads L again and again until check is called.
+// watchLimit reads L, and again and again until end is called. The first look is over
+// when it returns.
 func watchLimit(t *testing.T, d *database, key string) *limitWatch {
 	t.Helper()
 	w := &limitWatch{stop: make(chan struct{})}
 	ctx := t.Context()
+	if w.look(ctx, d, key); w.err != nil {
+		t.Fatalf("watch the limit: %v", w.err)
+	}
 	w.done.Go(func() {
-		for {
-			var s limitSample
-			w.err = d.sql.QueryRow(ctx, `SELECT tokenlease.ledger_now(), limit_tokens FROM tokenlease.buckets WHERE bucket_key = $1`, key).
-				Scan(&s.at, &s.limit)
-			if w.err != nil {
-				return
-			}
-			w.samples = append(w.samples, s)
+		for w.err == nil {
 			select {
 			case <-w.stop:
+				w.look(ctx, d, key)
 				return
 			case <-ctx.Done():
 				return
 			case <-time.After(20 * time.Millisecond):
 			}
+			w.look(ctx, d, key)
 		}
 	})
 	return w
+}
+
+func (w *limitWatch) look(ctx context.Context, d *database, key string) {
+	var s limitSample
+	w.err = d.sql.QueryRow(ctx, `SELECT tokenlease.ledger_now(), limit_tokens FROM tokenlease.buckets WHERE bucket_key = $1`, key).
+		Scan(&s.at, &s.limit)
+	if w.err == nil {
+		w.samples = append(w.samples, s)
+	}
 }
 
 // end ends the watch, and returns the values of L in turn.

@@ -9,7 +9,7 @@ import (
 const (
 	// waitBound is how long a state may take. It only decides how late a broken
 	// product is noticed, so it is generous.
-	waitBound = 90 * time.Second
+	waitBound = 3 * time.Minute
 	waitStep  = 100 * time.Millisecond
 	// callBound bounds one call to a server.
 	callBound = 30 * time.Second
