@@ -183,6 +183,7 @@ func hostileKeys(w *world) {
 // collations stumble over, up to the bound and beyond.
 func randomKeys(w *world) {
 	alphabet := []rune("aA\u00e9e\u0301\u0130\u0131\u00df\u1e9e\u212b\u00c5\uff21\u200d\u200b\u202e\u00a0\ufeff\ufffd\u0000\u001f\u007f\u0085'\"\\%_$;-/\u2028😀𝔘\U0010ffff ")
+	plain := []rune("abcdefghijklmnopqrstuvwxyz")
 	random := rand.New(rand.NewPCG(20881, 4821))
 	limits := map[string]int64{}
 	refused := 0
@@ -191,7 +192,7 @@ func randomKeys(w *world) {
 		for i := range runes {
 			runes[i] = alphabet[random.IntN(len(alphabet))]
 			if random.IntN(3) > 0 {
-				runes[i] = 'a' + rune(random.IntN(26))
+				runes[i] = plain[random.IntN(len(plain))]
 			}
 		}
 		name := string(runes)
