@@ -33,6 +33,9 @@
 //     nothing in the ledger: what it stands for there goes on, a raise ends at its
 //     time, and deletion settles it by the record and the owner. A status that
 //     cannot be read is simply written anew.
+//   - Where a rule of the schema fails on the unreadable field, the API server takes
+//     no update of the object at all, not even of its status or its finalizers; an
+//     event tells it, once for each generation, and correcting the object ends it.
 //   - Every condition of a kind is there once the operator has seen the object;
 //     what is not known yet is Unknown.
 //   - declaredLimit stays in the status of a bucket whose row has vanished: it is

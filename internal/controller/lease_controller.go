@@ -35,6 +35,9 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 		return ctrl.Result{}, err
 	}
 	// Without an object the UID is empty.
+	if lease.UID == "" {
+		r.refused.forget(request.NamespacedName)
+	}
 	if err := r.departed(ctx, request.NamespacedName, string(lease.UID)); err != nil || lease.UID == "" {
 		return ctrl.Result{}, err
 	}
@@ -53,7 +56,7 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 	plan := decideLease(in)
 	if plan.store != nil {
 		if err := r.addFinalizer(ctx, lease); err != nil {
-			return afterWrite(err)
+			return r.afterWrite(lease, lease.unreadable, err)
 		}
 		r.standing.store(request.NamespacedName, string(lease.UID))
 	}
@@ -63,7 +66,7 @@ func (r *leaseReconciler) Reconcile(ctx context.Context, request ctrl.Request) (
 		return ctrl.Result{}, ctx.Err()
 	case plan.letGo:
 		r.standing.forget(request.NamespacedName)
-		return afterWrite(r.removeFinalizer(ctx, lease))
+		return r.afterWrite(lease, lease.unreadable, r.removeFinalizer(ctx, lease))
 	case record == nil && failed == nil:
 		return ctrl.Result{}, nil
 	}
@@ -149,14 +152,14 @@ func (r *leaseReconciler) report(ctx context.Context, lease *storedLease, record
 	next := lease.Status.DeepCopy()
 	wrote, err := r.writeStatus(ctx, before, lease)
 	if err != nil {
-		return afterWrite(err)
+		return r.afterWrite(lease, lease.unreadable, err)
 	}
 	if wrote {
 		r.emit(lease, leaseNotices(&before.Status, next, record, failed))
 	}
 	if record != nil && failed == nil && (record.State.Ended() || !isCurrent(record, &lease.TemporaryLimitLease)) {
 		r.standing.forget(client.ObjectKeyFromObject(lease))
-		return afterWrite(r.removeFinalizer(ctx, lease))
+		return r.afterWrite(lease, lease.unreadable, r.removeFinalizer(ctx, lease))
 	}
 	switch {
 	case failed != nil && failed.after == 0:

@@ -146,17 +146,24 @@ func (w *world) eventuallyTold(about client.Object, reasons ...string) {
 	w.Helper()
 	slices.Sort(reasons)
 	w.eventually("the events are told", func() (string, bool) {
-		var list eventsv1.EventList
-		w.must(kube.List(w.ctx, &list, client.InNamespace(about.GetNamespace())))
-		var told []string
-		for _, e := range list.Items {
-			if e.Regarding.UID == about.GetUID() {
-				told = append(told, e.Reason)
-			}
-		}
-		slices.Sort(told)
+		told := w.told(about)
 		return show(told), slices.Equal(told, reasons)
 	})
+}
+
+// told lists the reasons of the events on an object, sorted.
+func (w *world) told(about client.Object) []string {
+	w.Helper()
+	var list eventsv1.EventList
+	w.must(kube.List(w.ctx, &list, client.InNamespace(about.GetNamespace())))
+	var told []string
+	for _, e := range list.Items {
+		if e.Regarding.UID == about.GetUID() {
+			told = append(told, e.Reason)
+		}
+	}
+	slices.Sort(told)
+	return told
 }
 
 func (w *world) key(name string) string { return w.namespace + "/" + name }

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -28,6 +29,9 @@ import (
 type writer struct {
 	client   client.Client
 	recorder events.EventRecorder
+	// refused is the incarnation and generation of each object of which it was told
+	// that the API server takes no update.
+	refused *perObject[string]
 }
 
 // addFinalizer stores the finalizer, unless it is there; object is then as the
@@ -143,11 +147,27 @@ func (w writer) emit(about client.Object, happened []notice) {
 
 // afterWrite turns the error of a write into what the queue should do. A conflict
 // means that the pass worked on an old copy: the next one works on a newer one.
-func afterWrite(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
+//
+// An object may stand in the store that the schema would not let in. Then a rule
+// that fails to evaluate refuses every update, that of the status and that of a
+// finalizer too, until somebody corrects the object: an event is all that can tell.
+func (w writer) afterWrite(about client.Object, unreadable string, err error) (ctrl.Result, error) {
+	switch {
+	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: conflictDelay}, nil
+	case !apierrors.IsInvalid(err):
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	return ctrl.Result{}, client.IgnoreNotFound(err)
+	key, state := client.ObjectKeyFromObject(about), fmt.Sprint(about.GetUID(), "/", about.GetGeneration())
+	if told, _ := w.refused.load(key); told != state {
+		w.refused.store(key, state)
+		note := "The API server refuses to store the status or to remove the finalizer. Correct the object, or its finalizer stays: " + unreadable
+		if unreadable == "" {
+			note += err.Error()
+		}
+		w.emit(about, []notice{{warning: true, reason: v1alpha1.EventStalled, action: "Update", note: note}})
+	}
+	return ctrl.Result{RequeueAfter: resyncInterval}, nil
 }
 
 // conditions sets conditions that are about one generation.

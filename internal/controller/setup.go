@@ -114,6 +114,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		return fmt.Errorf("index leases by bucket: %w", err)
 	}
 	write := writer{
+		refused:  newPerObject[string](),
 		client:   client.WithFieldOwner(mgr.GetClient(), v1alpha1.FieldManager),
 		recorder: mgr.GetEventRecorder(v1alpha1.FieldManager),
 	}
@@ -134,6 +135,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 }
 
 func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
+	write.refused = newPerObject[string]()
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("tokenbucket").
 		For(&storedBucket{}).
@@ -146,6 +148,7 @@ func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue) error
 }
 
 func setupLeases(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
+	write.refused = newPerObject[string]()
 	r := &leaseReconciler{Options: o, writer: write, clock: time.Now, standing: newPerObject[string]()}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("temporarylimitlease").

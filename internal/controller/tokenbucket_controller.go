@@ -40,7 +40,7 @@ func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 	}
 	if plan.declare != nil {
 		if err := r.addFinalizer(ctx, b); err != nil {
-			return afterWrite(err)
+			return r.afterWrite(b, b.unreadable, err)
 		}
 		r.standing.store(request.NamespacedName, closeRequest(&b.TokenBucket, "", r.ClusterID))
 	}
@@ -62,6 +62,7 @@ func (r *bucketReconciler) departed(ctx context.Context, key client.ObjectKey) (
 	}
 	r.standing.forget(key)
 	r.written.forget(key)
+	r.refused.forget(key)
 	return ctrl.Result{}, nil
 }
 
@@ -99,7 +100,7 @@ func (r *bucketReconciler) report(ctx context.Context, b *storedBucket, found bu
 		r.standing.forget(key)
 		ended := closedNotices(&b.TokenBucket)
 		if err := r.removeFinalizer(ctx, b); err != nil {
-			return afterWrite(err)
+			return r.afterWrite(b, b.unreadable, err)
 		}
 		r.emit(b, ended)
 		return ctrl.Result{}, nil
@@ -114,7 +115,7 @@ func (r *bucketReconciler) report(ctx context.Context, b *storedBucket, found bu
 	next := b.Status.DeepCopy()
 	wrote, err := r.writeStatus(ctx, before, b)
 	if err != nil {
-		return afterWrite(err)
+		return r.afterWrite(b, b.unreadable, err)
 	}
 	if wrote {
 		r.written.store(key, now)

@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -142,11 +143,43 @@ func leaseSpec(change map[string]any) map[string]any {
 	return spec
 }
 
+// badObject is one that the types cannot hold. Where refused is set, a rule of the
+// schema fails on the field, and the API server takes no update of the object, not
+// even of its status.
+type badObject struct {
+	kind, name, field string
+	spec              any
+	refused           bool
+}
+
+// shownAsUndecodable waits until each is shown: in its status, or by an event
+// where the API server takes no status.
+func (w *world) shownAsUndecodable(all []badObject) {
+	w.Helper()
+	for _, b := range all {
+		object := rawObject(b.kind, w.namespace, b.name)
+		if b.refused {
+			w.must(kube.Get(w.ctx, client.ObjectKeyFromObject(object), object))
+			// Each manager tells it once.
+			w.eventually("an event tells it", func() (string, bool) {
+				told := w.told(object)
+				return show(told), slices.Contains(told, v1alpha1.EventStalled)
+			})
+		} else {
+			object = w.undecodable(b.kind, b.name, b.field)
+			w.eventuallyTold(object, v1alpha1.EventStalled)
+		}
+		if len(object.GetFinalizers()) != 0 {
+			w.Errorf("%s %s is held by %v", b.kind, b.name, object.GetFinalizers())
+		}
+	}
+}
+
 // Goal: objects that cannot be decoded are shown as such and change nothing in the
 // ledger, the others of their kind go on, what stands for them is still ended, and
 // they recover when they are mended. Method: the real schemas are taken away while
-// the objects are created or damaged, and put back; one manager sees them come by
-// its watch, the next one by its list.
+// the objects are created or damaged, and put back; a manager sees some come by its
+// list and some by its watch.
 func TestUndecodable(t *testing.T) {
 	w := newWorldAlone(t, func(s *settings) { s.options.OrphanInterval = 100 * time.Millisecond })
 	for _, name := range []string{"good", "kept", "revoked", "closed"} {
@@ -156,35 +189,32 @@ func TestUndecodable(t *testing.T) {
 		w.createLease(name, name)
 		w.leaseState(name, v1alpha1.RaiseStateActive)
 	}
-	bad := []struct {
-		kind, name, field string
-		spec              any
-	}{
-		{kindBucket, "string-for-int", "spec.limit", map[string]any{"limit": "100"}},
-		{kindBucket, "overflow", "spec.reservations", map[string]any{"limit": int64(100), "reservations": map[string]any{"maxTTLSeconds": int64(1) << 40}}},
-		{kindBucket, "string-for-object", "spec.raises", map[string]any{"limit": int64(100), "raises": "all"}},
-		{kindBucket, "no-limit", "spec.limit", map[string]any{"tenantID": "t"}},
-		{kindLease, "date", "spec.expiresAt", leaseSpec(map[string]any{"expiresAt": "2026-02-31T00:00:00Z"})},
-		{kindLease, "words", "spec.startsAt", leaseSpec(map[string]any{"startsAt": "tomorrow"})},
-		{kindLease, "object-for-string", "spec.approvalID", leaseSpec(map[string]any{"approvalID": map[string]any{"a": "b"}})},
-		{kindLease, "string-for-number", "spec.normalLimit", leaseSpec(map[string]any{"normalLimit": "100"})},
+	bad := []badObject{
+		{kindBucket, "string-for-int", "spec.limit", map[string]any{"limit": "100"}, false},
+		{kindBucket, "overflow", "spec.reservations", map[string]any{"limit": int64(100), "reservations": map[string]any{"maxTTLSeconds": int64(1) << 40}}, false},
+		{kindBucket, "string-for-object", "spec.raises", map[string]any{"limit": int64(100), "raises": "all"}, false},
+		{kindBucket, "no-limit", "spec.limit", map[string]any{"tenantID": "t"}, false},
+		{kindLease, "date", "spec.expiresAt", leaseSpec(map[string]any{"expiresAt": "2026-02-31T00:00:00Z"}), false},
+		{kindLease, "words", "spec.startsAt", leaseSpec(map[string]any{"startsAt": "tomorrow"}), false},
+		{kindLease, "object-for-string", "spec.approvalID", leaseSpec(map[string]any{"approvalID": map[string]any{"a": "b"}}), true},
+		{kindLease, "string-for-number", "spec.normalLimit", leaseSpec(map[string]any{"normalLimit": "100"}), true},
 	}
+	w.stop()
 	w.withoutSchemas(func() {
 		for _, b := range bad {
 			w.createRaw(b.kind, b.name, b.spec)
 		}
+	})
+	w.run(w.settings)
+	w.shownAsUndecodable(bad)
+	w.withoutSchemas(func() {
 		for _, name := range []string{"kept", "revoked"} {
 			w.patch(rawObject(kindLease, w.namespace, name), `{"spec": {"expiresAt": "tomorrow"}}`)
 		}
 		w.patch(rawObject(kindBucket, w.namespace, "closed"), `{"spec": {"limit": {"tokens": 5}, "deletionPolicy": 7}}`)
 	})
 	all := func() {
-		for _, b := range bad {
-			object := w.undecodable(b.kind, b.name, b.field)
-			if len(object.GetFinalizers()) != 0 {
-				t.Errorf("%s %s is held by %v", b.kind, b.name, object.GetFinalizers())
-			}
-		}
+		w.shownAsUndecodable(bad)
 		for _, name := range []string{"kept", "revoked"} {
 			w.undecodable(kindLease, name, "spec.expiresAt")
 		}
@@ -192,7 +222,7 @@ func TestUndecodable(t *testing.T) {
 	}
 	all()
 
-	// By list, and the others go on.
+	// The others go on, also under another manager.
 	w.restart()
 	w.createBucket("later")
 	w.createLease("later", "later")
@@ -209,7 +239,8 @@ func TestUndecodable(t *testing.T) {
 			}
 			continue
 		}
-		object := w.undecodable(b.kind, b.name, b.field)
+		object := rawObject(b.kind, w.namespace, b.name)
+		w.must(kube.Get(w.ctx, client.ObjectKeyFromObject(object), object))
 		if _, err := w.store.Raise(w.ctx, clusterID, string(object.GetUID())); !ledger.HasCode(err, ledger.CodeRaiseNotFound) {
 			t.Errorf("the ledger holds a raise of %s (%v)", b.name, err)
 		}
@@ -222,6 +253,37 @@ func TestUndecodable(t *testing.T) {
 	w.eventuallyTold(w.undecodable(kindBucket, "overflow", "spec.reservations"), v1alpha1.EventStalled)
 	w.eventuallyTold(w.undecodable(kindLease, "kept", "spec.expiresAt"), v1alpha1.EventRaiseActivated, v1alpha1.EventStalled)
 	w.undecodableAreEnded(bad[1].name)
+}
+
+// Goal: where the API server refuses every update of an object, the one that lets
+// it go included, what it stood for is ended all the same, an event says what
+// holds it, and mending lets it go.
+func TestUndecodableAndHeldBack(t *testing.T) {
+	w := newWorldAlone(t)
+	w.createBucket("stuck")
+	w.createBucket("raised")
+	w.createLease("stuck", "raised")
+	w.leaseState("stuck", v1alpha1.RaiseStateActive)
+	w.bucketReady("stuck")
+	bucket, lease := rawObject(kindBucket, w.namespace, "stuck"), rawObject(kindLease, w.namespace, "stuck")
+	w.stop()
+	w.withoutSchemas(func() {
+		w.patch(bucket, `{"spec": {"reservations": {"maxTTLSeconds": 1099511627776, "defaultTTLSeconds": "x"}}}`)
+		w.patch(lease, `{"spec": {"temporaryLimit": "300"}}`)
+	})
+	w.run(w.settings)
+	w.remove(bucket)
+	w.remove(lease)
+	w.eventuallyTold(bucket, v1alpha1.EventBucketOpened, v1alpha1.EventStalled)
+	w.eventuallyTold(lease, v1alpha1.EventRaiseActivated, v1alpha1.EventStalled)
+	w.eventually("what the objects stood for has ended", func() (string, bool) {
+		raised, stuck := w.snapshot(w.key("raised")), w.snapshot(w.key("stuck"))
+		return show(raised) + show(stuck), raised.Limit == normal && stuck.Closed
+	})
+	w.patch(bucket, `{"spec": {"reservations": {"maxTTLSeconds": 3600, "defaultTTLSeconds": 60}}}`)
+	w.eventuallyGone(bucket)
+	w.withoutSchemas(func() { w.patch(lease, `{"spec": {"temporaryLimit": 300}}`) })
+	w.eventuallyGone(lease)
 }
 
 // undecodableAreEnded goes on with what TestUndecodable has made.
