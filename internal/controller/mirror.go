@@ -23,15 +23,18 @@ const (
 
 // mirror notices what changed in the ledger, by one query for many buckets, and
 // wakes the controllers for just those; when the ledger stops answering it wakes
-// them all, so that conditions show it. It decides nothing: a pass reads the
-// ledger again.
+// them all, so that conditions show it. A bucket's status is made of what that one
+// query found. It decides nothing: a pass that has anything to change asks the
+// ledger itself.
 type mirror struct {
 	cache   cache.Cache
 	options Options
 	buckets *queue
 	leases  *queue
-	clock   func() time.Time
-	known   map[string]*mirrored
+	// snapshots hands what the query found to the controller that is woken for it.
+	snapshots *perObject[*ledger.Snapshot]
+	clock     func() time.Time
+	known     map[string]*mirrored
 	// outage: the ledger does not answer, and the controllers have been told.
 	outage bool
 }
@@ -40,6 +43,7 @@ type mirror struct {
 type mirrored struct {
 	revision  int64
 	createdAt time.Time
+	snapshot  *ledger.Snapshot
 	shape     shape
 	// toldAt is when the controllers were last woken.
 	toldAt time.Time
@@ -64,8 +68,8 @@ type shape struct {
 	decisions int64
 }
 
-func newMirror(c cache.Cache, o Options, buckets, leases *queue) *mirror {
-	return &mirror{cache: c, options: o, buckets: buckets, leases: leases, clock: time.Now, known: map[string]*mirrored{}}
+func newMirror(c cache.Cache, o Options, buckets, leases *queue, snapshots *perObject[*ledger.Snapshot]) *mirror {
+	return &mirror{cache: c, options: o, buckets: buckets, leases: leases, snapshots: snapshots, clock: time.Now, known: map[string]*mirrored{}}
 }
 
 // NeedLeaderElection makes the manager run the mirror on the leader alone.
@@ -109,6 +113,8 @@ func (m *mirror) tellOutage(ctx context.Context) {
 	m.outage = true
 	for _, objects := range declarants {
 		for _, object := range objects {
+			// What was found before the outage would hide it.
+			m.snapshots.forget(object)
 			m.buckets.add(object)
 		}
 	}
@@ -162,16 +168,16 @@ func (m *mirror) note(ctx context.Context, change ledger.Change, objects []clien
 	seen := m.known[change.Key]
 	if seen != nil && seen.shape == now {
 		seen.usage = seen.usage || !now.present || seen.revision != revision
-		seen.revision, seen.createdAt = revision, createdAt
+		seen.revision, seen.createdAt, seen.snapshot = revision, createdAt, change.Snapshot
 		return nil
 	}
 	for _, object := range objects {
-		m.buckets.add(object)
+		m.wakeBucket(object, change.Snapshot)
 		if err := m.wakeLeases(ctx, object); err != nil {
 			return err
 		}
 	}
-	m.known[change.Key] = &mirrored{revision: revision, createdAt: createdAt, shape: now, toldAt: m.clock()}
+	m.known[change.Key] = &mirrored{revision: revision, createdAt: createdAt, snapshot: change.Snapshot, shape: now, toldAt: m.clock()}
 	return nil
 }
 
@@ -185,9 +191,16 @@ func (m *mirror) tellUsage(declarants map[string][]client.ObjectKey) {
 		}
 		seen.usage, seen.toldAt = false, now
 		for _, object := range declarants[key] {
-			m.buckets.add(object)
+			m.wakeBucket(object, seen.snapshot)
 		}
 	}
+}
+
+// wakeBucket wakes the controller for a bucket and gives it what the query found,
+// nil for a bucket that is not there.
+func (m *mirror) wakeBucket(object client.ObjectKey, found *ledger.Snapshot) {
+	m.snapshots.store(object, found)
+	m.buckets.add(object)
 }
 
 func shapeOf(s *ledger.Snapshot) shape {

@@ -119,13 +119,14 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		recorder: mgr.GetEventRecorder(v1alpha1.FieldManager),
 	}
 	buckets, leases := newQueue(), newQueue()
-	if err := setupBuckets(mgr, o, write, buckets); err != nil {
+	mirrored := newPerObject[*ledger.Snapshot]()
+	if err := setupBuckets(mgr, o, write, buckets, mirrored); err != nil {
 		return fmt.Errorf("set up the TokenBucket controller: %w", err)
 	}
 	if err := setupLeases(mgr, o, write, leases); err != nil {
 		return fmt.Errorf("set up the TemporaryLimitLease controller: %w", err)
 	}
-	if err := mgr.Add(newMirror(mgr.GetCache(), o, buckets, leases)); err != nil {
+	if err := mgr.Add(newMirror(mgr.GetCache(), o, buckets, leases, mirrored)); err != nil {
 		return fmt.Errorf("set up the mirror: %w", err)
 	}
 	if err := mgr.Add(newOrphans(mgr.GetCache(), mgr.GetAPIReader(), o)); err != nil {
@@ -134,17 +135,19 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
+func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue, mirrored *perObject[*ledger.Snapshot]) error {
 	write.refused = newPerObject[string]()
+	r := &bucketReconciler{
+		Options: o, writer: write, clock: time.Now,
+		written: newPerObject[time.Time](), standing: newPerObject[*ledger.CloseBucket](),
+		mirrored: mirrored, shown: newPerObject[int64](), ownWrites: newPerObject[string](),
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("tokenbucket").
-		For(&storedBucket{}).
+		For(&storedBucket{}, builder.WithPredicates(r.notOwnWrite())).
 		WatchesRawSource(queue.source()).
 		WithOptions(controllerOptions(o)).
-		Complete(&bucketReconciler{
-			Options: o, writer: write, clock: time.Now,
-			written: newPerObject[time.Time](), standing: newPerObject[*ledger.CloseBucket](),
-		})
+		Complete(r)
 }
 
 func setupLeases(mgr ctrl.Manager, o Options, write writer, queue *queue) error {

@@ -27,6 +27,15 @@ func (p *perObject[T]) load(key client.ObjectKey) (T, bool) {
 	return value, known
 }
 
+// take is load and forget.
+func (p *perObject[T]) take(key client.ObjectKey) (T, bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	value, known := p.of[key]
+	delete(p.of, key)
+	return value, known
+}
+
 func (p *perObject[T]) store(key client.ObjectKey, value T) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

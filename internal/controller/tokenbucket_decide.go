@@ -54,6 +54,22 @@ func declareRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.ApplyDeclar
 	}
 }
 
+// saysItAll reports whether a snapshot makes a declaration needless: the bucket is
+// this object's, holds all that its spec says, and there is no other hand's limit
+// to overwrite. One that is older than what the status was made of says nothing.
+func saysItAll(s *ledger.Snapshot, shown int64, r *ledger.ApplyDeclared) bool {
+	d := r.Declaration
+	return s != nil && s.Revision >= shown && !s.Closed &&
+		s.Owner != nil && *s.Owner == (ledger.Owner{
+		Cluster: r.Owner.Cluster, Namespace: r.Owner.Namespace, Name: r.Owner.Name,
+		UID: r.Owner.UID, CreatedAt: s.Owner.CreatedAt,
+	}) &&
+		s.DeclaredGeneration == r.Generation && s.DeclaredLimit != nil && *s.DeclaredLimit == d.Limit &&
+		s.TenantID == d.TenantID && s.ScopedKeyID == d.ScopedKeyID &&
+		s.Settings == d.Settings && s.RaisePolicy == d.Raises &&
+		(s.BaseLimit == d.Limit || d.ConflictPolicy == ledger.ConflictReview)
+}
+
 // closeRequest closes by owner, so that a key which is only guessed does no harm,
 // and keeps the usage unless the spec says in so many words to remove it.
 func closeRequest(b *v1alpha1.TokenBucket, unreadable, cluster string) *ledger.CloseBucket {

@@ -126,7 +126,7 @@ func CodeOf(err error) Code {
 		return ""
 	}
 	var e *Error
-	if errors.As(err, &e) {
+	if errors.As(err, &e) && e != nil {
 		return e.Code
 	}
 	return CodeUnavailable
@@ -135,7 +135,7 @@ func CodeOf(err error) Code {
 // HasCode reports whether err is a domain error with the code.
 func HasCode(err error, code Code) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Code == code
+	return errors.As(err, &e) && e != nil && e.Code == code
 }
 
 func invalid(field, format string, args ...any) *Error {
