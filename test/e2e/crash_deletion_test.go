@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,8 +25,10 @@ func TestCrashPointsOfDeletion(t *testing.T) {
 			"ledger.committed", "controller.before-ledger", "controller.after-ledger", "controller.before-finalizer-removal",
 		} {
 			times := []int{1}
-			if point == "controller.before-ledger" || point == "controller.after-ledger" {
-				times = append(times, 2) // bucket and lease both get there, in either order
+			if name == "lease" && strings.HasSuffix(point, "-ledger") {
+				// Bucket and lease both get there, in either order. A bucket that is being
+				// deleted ends the raise by itself: its lease may have nothing to do.
+				times = append(times, 2)
 			}
 			for _, time := range times {
 				t.Run(name+"/"+point+"/"+strconv.Itoa(time), func(t *testing.T) {
