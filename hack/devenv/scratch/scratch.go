@@ -20,6 +20,8 @@ const (
 	// graceWithoutLock is the age before which a directory without lock file is
 	// left alone: its owner may be about to lock it.
 	graceWithoutLock = time.Minute
+	// ownAttempts bounds how often a new directory is lost to another process.
+	ownAttempts = 5
 )
 
 // Dir is a temporary directory owned by this process.
@@ -36,13 +38,31 @@ func New(parent, purpose string) (*Dir, error) {
 		parent = os.TempDir()
 	}
 	removeAbandoned(parent)
+	var err error
+	for range ownAttempts {
+		var dir *Dir
+		if dir, err = own(parent, purpose); err == nil {
+			return dir, nil
+		}
+	}
+	return nil, fmt.Errorf("own a temporary directory: %w", err)
+}
+
+// own makes a directory and locks it. Another process may take it for abandoned
+// between the two: then it holds the lock, or has removed what was locked.
+func own(parent, purpose string) (*Dir, error) {
 	path, err := os.MkdirTemp(parent, prefix+purpose+"-")
 	if err != nil {
-		return nil, fmt.Errorf("make a temporary directory: %w", err)
+		return nil, err
 	}
-	lock, err := process.TryLock(filepath.Join(path, lockName))
+	lockPath := filepath.Join(path, lockName)
+	lock, err := process.TryLock(lockPath)
 	if err != nil {
-		return nil, fmt.Errorf("own the temporary directory: %w", err)
+		return nil, err
+	}
+	if _, err := os.Lstat(lockPath); err != nil {
+		lock.Unlock()
+		return nil, err
 	}
 	return &Dir{Path: path, lock: lock}, nil
 }
