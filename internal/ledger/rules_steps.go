@@ -40,8 +40,8 @@ func (u *unit) start(s step) {
 	}
 }
 
-// activate is the compare-and-set of DESIGN 4.3 (2): start has found the limit to
-// be the normal one and no raise in force. What undoes the change is stored with
+// activate is the compare-and-set of a raise: start has found the limit to be
+// the normal one and no raise in force. What undoes the change is stored with
 // it.
 func (u *unit) activate(s step) {
 	b, r := u.view.Bucket, s.raise

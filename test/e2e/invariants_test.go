@@ -48,7 +48,7 @@ WITH chain AS (
 		ORDER BY p.sequence DESC LIMIT 1) AS o ON true
 )`
 
-// invariants are those of DESIGN 4: counters, evidence, promise 1 and 2. They are
+// invariants are the ledger's promises: counters, evidence, promise 1 and 2. They are
 // written without any of the product's own code.
 var invariants = []invariant{
 	{"used, reserved and the number of leases are the sums over the leases", `

@@ -31,7 +31,7 @@ func (w *world) liveRaises() []*ledger.Raise {
 	return live
 }
 
-// Goal: finance can tell from the audit alone what happened (DESIGN 4.6).
+// Goal: finance can tell from the audit alone what happened.
 // Method: the launch of pm_4821 from 120,000 to 300,000 and back under usage, each
 // field of each row.
 func seedStory(w *world) {

@@ -250,7 +250,7 @@ func invalidAmongValid(w *world) {
 	w.wantCounters(0, 30)
 }
 
-// Goal: time never runs backwards on a bucket (DESIGN 4.1).
+// Goal: time never runs backwards on a bucket.
 // Method: turn the clock back behind the bucket's last change; a lease that was
 // not yet due stays, one that was due has gone, and new leases count from there.
 func clockGoesBack(w *world) {

@@ -124,7 +124,7 @@ func lostRaiseFreesBucket(w *world) {
 }
 
 // Goal: under Rebase a declared limit stays under the raise, and the expiry
-// returns to it without a conflict (DESIGN 4.4).
+// returns to it without a conflict.
 func rebase(w *world) {
 	for _, c := range []struct{ declared, during int64 }{
 		{180, temporaryLimit}, {50, temporaryLimit}, {400, 400}, {temporaryLimit, temporaryLimit},
@@ -175,8 +175,7 @@ func rebaseAndAnotherHand(w *world) {
 	w.wantEvents(ledger.AuditLimitKept, "", 1)
 }
 
-// Goal: a raise that finds another limit waits a grace, then ends for good
-// (DESIGN 4.3 (10)).
+// Goal: a raise that finds another limit waits a grace, then ends for good.
 func mismatchWaits(w *world) {
 	w.declare(120)
 	w.store(w.raiseFrom("raise-1", 0, time.Hour))

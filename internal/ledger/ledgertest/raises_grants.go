@@ -27,7 +27,7 @@ var grantStories = []story{
 }
 
 // Goal: deleting the object ends its raise, by the same conditional restore; a
-// finished one is answered unchanged (DESIGN 4.3 (11)).
+// finished one is answered unchanged.
 func revokeInEachState(w *world) {
 	w.declare(normalLimit)
 	w.store(w.raiseFrom("active", 0, 10*time.Minute))
@@ -103,7 +103,7 @@ func supersededRevokesNothing(w *world) {
 }
 
 // Goal: the same grant is not raised twice: a new UID is linked to the record in
-// whatever state it is (DESIGN 4.3 (12)).
+// whatever state it is.
 func newUIDInEachState(w *world) {
 	w.declare(normalLimit)
 	request := w.raiseFrom("uid-1", time.Minute, 10*time.Minute, func(r *ledger.StoreRaise) { r.Grant.Name = raiseName })
@@ -244,7 +244,7 @@ func approvalAcrossBuckets(w *world) {
 }
 
 // Goal: an observe-only bucket notes what it would have done, when, and does
-// nothing (DESIGN 4.3 (14)).
+// nothing.
 func observeOnly(w *world) {
 	w.declare(normalLimit, withMode(ledger.ModeObserveOnly))
 	w.store(w.raiseFrom("raise-1", time.Minute, 31*time.Minute))

@@ -78,7 +78,7 @@ func reserveAtExpiry(w *world) {
 }
 
 // Goal: whatever operation comes first after expiry restores, also when it is
-// refused (DESIGN 4.3 (6)).
+// refused.
 func everyOperationTouches(w *world) {
 	for _, operation := range []ledger.Operation{
 		ledger.OpOpenBucket, ledger.OpSetLimit, ledger.OpReserve, ledger.OpCommit, ledger.OpRelease, ledger.OpReapExpired,
@@ -281,7 +281,7 @@ func backToBack(w *world) {
 }
 
 // Goal: one raise at a time; a due one waits, audited once, and takes over while
-// its window is open (DESIGN 4.3 (9)).
+// its window is open.
 func nextWaits(w *world) {
 	w.declare(normalLimit)
 	w.store(w.raiseFrom("first", 0, 10*time.Minute))

@@ -135,7 +135,7 @@ func setLimit(w *world) {
 	}
 }
 
-// Goal: one operation ID has one effect and one outcome (DESIGN 4.3 (13)).
+// Goal: one operation ID has one effect and one outcome.
 // Method: repeat a success after the limit has moved on, a refusal after it would
 // succeed, and the ID with other inputs.
 func setLimitRepeats(w *world) {
@@ -217,7 +217,7 @@ func idempotentReserve(w *world) {
 	w.must(ledger.Reserve{Key: "other", RequestKey: "k", Fingerprint: "another", Tokens: 1})
 }
 
-// Goal: a changed default breaks no retry (DESIGN 4.2).
+// Goal: a changed default breaks no retry.
 func replayAfterDefaultChanged(w *world) {
 	w.declare(100)
 	request := ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 10}
@@ -463,7 +463,7 @@ func manyOverdue(w *world) {
 	}
 }
 
-// Goal: a refusal changes nothing, but what time made due stands (DESIGN 4.3 (6)).
+// Goal: a refusal changes nothing, but what time made due stands.
 func refusalWritesNothing(w *world) {
 	w.open(10)
 	w.reserveFor(10, time.Second)
