@@ -66,7 +66,7 @@ func (o *runOptions) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&o.ledger.StatementTimeout, "ledger-statement-timeout", 5*time.Second, "How long a statement of a ledger transaction may run.")
 	fs.DurationVar(&o.ledger.IdleInTransactionTimeout, "ledger-idle-in-transaction-timeout", 5*time.Second,
 		"How long the database keeps a ledger transaction open for a process that has stopped, and with it the bucket's lock.")
-	fs.IntVar(&o.ledger.MaxConnections, "ledger-max-connections", 10, "Connections to the database, at most.")
+	fs.IntVar(&o.ledger.MaxConnections, "ledger-max-connections", 10, "Connections to the database, at most. Four of them are kept for reads, the sweeper and health.")
 	o.leaderElection.bind(fs)
 	// Errors say what happened; a stack of this process's own loops adds nothing.
 	o.log.StacktraceLevel = zapcore.PanicLevel

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/token-lease/operator/internal/ledger"
+	"github.com/token-lease/operator/internal/ledger/postgres"
 )
 
 // Bounds of flags.
@@ -41,14 +42,14 @@ func (o *runOptions) validate(ctx context.Context) error {
 		}
 	}
 	for _, f := range []struct {
-		name           string
-		value, maximum int
+		name                    string
+		value, minimum, maximum int
 	}{
-		{"max-concurrent-reconciles", o.controllers.MaxConcurrentReconciles, maxConcurrentReconciles},
-		{"ledger-max-connections", o.ledger.MaxConnections, maxConnections},
+		{"max-concurrent-reconciles", o.controllers.MaxConcurrentReconciles, 1, maxConcurrentReconciles},
+		{"ledger-max-connections", o.ledger.MaxConnections, postgres.MinConnections, maxConnections},
 	} {
-		if f.value < 1 || f.value > f.maximum {
-			return fmt.Errorf("--%s must be at least 1 and at most %d, not %d", f.name, f.maximum, f.value)
+		if f.value < f.minimum || f.value > f.maximum {
+			return fmt.Errorf("--%s must be at least %d and at most %d, not %d", f.name, f.minimum, f.maximum, f.value)
 		}
 	}
 	if o.controllers.ClusterID != "" {

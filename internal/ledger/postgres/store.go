@@ -24,6 +24,10 @@ const (
 	DefaultApplicationName          = "tokenlease"
 )
 
+// MinConnections is the least that MaxConnections bounds: one connection for
+// callers beside those that are kept for reads, the sweeper and health.
+const MinConnections = 1 + readConnections + watchConnections
+
 const (
 	connectTimeout = 5 * time.Second
 	pingTimeout    = 2 * time.Second
