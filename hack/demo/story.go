@@ -198,6 +198,10 @@ func (s *story) reserveAfterExpiry(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	fmt.Println("The API server still shows what the manager wrote last:")
+	if err := s.get(ctx); err != nil {
+		return err
+	}
 	fmt.Printf("Nobody has touched the bucket yet, so its row still holds %d. A workload reserves:\n", limit)
 	if err := s.refused(ctx, large); err != nil {
 		return err
@@ -288,6 +292,10 @@ func (s *story) show(ctx context.Context, limit int64) error {
 			return err
 		}
 	}
+	return s.get(ctx)
+}
+
+func (s *story) get(ctx context.Context) error {
 	fmt.Println("$ kubectl get tokenbuckets,temporarylimitleases")
 	return s.kubectl(ctx, "get", "--namespace", namespace, "tokenbuckets,temporarylimitleases")
 }

@@ -59,7 +59,7 @@ func TestCreatedAndDeletedAtOnce(t *testing.T) {
 			l.Spec.ApprovalID = v1alpha1.Identifier(fmt.Sprint("CHG-", round))
 		})
 		uids = append(uids, string(lease.UID))
-		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond) // the moment, not a wait
 		w.remove(lease)
 		w.eventuallyGone(lease)
 		// The API server may remove the object although its finalizer is stored; then

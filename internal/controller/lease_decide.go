@@ -53,10 +53,12 @@ func decideLease(in leaseInput) leasePlan {
 		return leasePlan{}
 	case in.unreadable != "":
 		return leasePlan{mirror: in.record, wait: undecodable(in.unreadable)}
+	case in.record != nil && (!usable(in) || in.record.BucketKey != bucketKeyOf(in.bucket)):
+		// A TokenBucket that came back with another key does not get the raise too:
+		// one object asks for one raise, under one approval.
+		return leasePlan{mirror: in.record}
 	case usable(in):
 		return leasePlan{store: storeRequest(in)}
-	case in.record != nil:
-		return leasePlan{mirror: in.record}
 	default:
 		return leasePlan{wait: waitForBucket(in)}
 	}

@@ -65,6 +65,7 @@ func TestDecideLease(t *testing.T) {
 	deleting := func(l *v1alpha1.TemporaryLimitLease) { l.DeletionTimestamp = ptr.To(metav1.NewTime(testNow)) }
 	deletingBucket := testBucket(func(b *v1alpha1.TokenBucket) { b.DeletionTimestamp = ptr.To(metav1.NewTime(testNow)) })
 	foreignKey := testBucket(func(b *v1alpha1.TokenBucket) { b.Spec.BucketKey = "other/b" })
+	otherKey := testBucket(func(b *v1alpha1.TokenBucket) { b.Spec.BucketKey = "ns/other" })
 	active := testRaise(ledger.RaiseActive, ledger.ReasonNone)
 	ended := testRaise(ledger.RaiseRestored, ledger.ReasonExpired)
 	taken := testRaise(ledger.RaiseActive, ledger.ReasonNone, func(r *ledger.Raise) { r.CurrentUID = "newer" })
@@ -78,6 +79,7 @@ func TestDecideLease(t *testing.T) {
 		{"ended", leaseInput{lease: testLease(), record: ended, bucket: testBucket()}, "mirror restored"},
 		{"ended, bucket gone", leaseInput{lease: testLease(), record: ended}, "mirror restored"},
 		{"active, bucket gone", leaseInput{lease: testLease(), record: active}, "mirror active"},
+		{"active, bucket came back with another key", leaseInput{lease: testLease(), record: active, bucket: otherKey}, "mirror active"},
 		{"active, bucket going", leaseInput{lease: testLease(), record: active, bucket: deletingBucket}, "mirror active"},
 		{"no bucket", leaseInput{lease: testLease()}, "wait BucketNotFound"},
 		{"bucket going", leaseInput{lease: testLease(), bucket: deletingBucket}, "wait BucketNotFound"},

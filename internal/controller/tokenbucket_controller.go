@@ -74,6 +74,7 @@ func (r *bucketReconciler) observe(ctx context.Context, key client.ObjectKey, pl
 	snapshot, mirrored := r.mirrored.take(key)
 	shown, _ := r.shown.load(key)
 	if mirrored && plan.declare != nil && saysItAll(snapshot, shown, plan.declare) {
+		// The points stand for the step, whoever answers it.
 		fault.Point("controller.before-ledger")
 		defer fault.Point("controller.after-ledger")
 		return bucketFinding{snapshot: snapshot}

@@ -136,7 +136,7 @@ func (c *campaign) run(program []act) {
 		}
 	}
 	for i, a := range program {
-		time.Sleep(a.pause)
+		time.Sleep(a.pause) // part of the seeded program, not a wait
 		err := a.do(c)
 		c.note("#%d %s: %v", i, a.what, outcome(err))
 		if i%invariantsEvery == 0 {

@@ -49,7 +49,7 @@ func playParent(dir string) {
 		started <- child.PID()
 	}()
 	os.Stdout.WriteString(strconv.Itoa(<-started) + "\n")
-	time.Sleep(time.Hour)
+	time.Sleep(time.Hour) // this process is there to be killed
 }
 
 // Goal: a child does not outlive a parent that is killed, nor die with the

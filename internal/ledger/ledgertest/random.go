@@ -169,6 +169,7 @@ func (h *history) reserve(t *rapid.T) {
 
 func (h *history) pick(t *rapid.T) *modelLease {
 	if len(h.leases) == 0 {
+		// Rapid's word for an action that does not apply: it draws another one.
 		t.Skip("no lease was made yet")
 	}
 	return rapid.SampledFrom(h.leases).Draw(t, "lease")
@@ -314,6 +315,7 @@ func (h *history) storeRaise(t *rapid.T) {
 
 func (h *history) pickRaise(t *rapid.T) *ledger.StoreRaise {
 	if len(h.raises) == 0 {
+		// As in pick: another action is drawn.
 		t.Skip("no raise was stored yet")
 	}
 	return &h.raises[rapid.IntRange(0, len(h.raises)-1).Draw(t, "raise")]
