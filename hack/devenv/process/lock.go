@@ -25,9 +25,15 @@ type FileLock struct {
 	unlock sync.Once
 }
 
-// TryLock takes the lock, or returns ErrLocked at once.
-func TryLock(path string) (*FileLock, error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+// TryLock takes the lock, or returns ErrLocked at once. The file is made if there is
+// none.
+func TryLock(path string) (*FileLock, error) { return tryLock(path, os.O_CREATE) }
+
+// TryLockExisting is TryLock for a file that is there; it makes none.
+func TryLockExisting(path string) (*FileLock, error) { return tryLock(path, 0) }
+
+func tryLock(path string, flag int) (*FileLock, error) {
+	file, err := os.OpenFile(path, flag|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}

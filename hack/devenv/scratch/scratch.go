@@ -94,7 +94,9 @@ func removeAbandoned(parent string) {
 			}
 			continue
 		}
-		if lock, err := process.TryLock(lockPath); err == nil {
+		// A lock file made here would come back into a directory that its owner is
+		// just removing.
+		if lock, err := process.TryLockExisting(lockPath); err == nil {
 			_ = os.RemoveAll(path)
 			lock.Unlock()
 		}
