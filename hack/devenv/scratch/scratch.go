@@ -9,19 +9,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/token-lease/operator/hack/devenv/process"
 )
 
 const (
-	prefix   = "tokenlease-devenv-"
-	lockName = ".owner"
-	// graceWithoutLock is the age before which a directory without lock file is
-	// left alone: its owner may be about to lock it.
+	prefix = "tokenlease-devenv-"
+	// newPrefix names a directory whose owner has yet to lock it. It gets its name
+	// once it is locked, so nobody ever sees it there without an owner.
+	newPrefix = "tokenlease-new-devenv-"
+	lockName  = ".owner"
+	// graceWithoutLock is the age before which a directory is left alone that its
+	// owner may be about to lock, or to remove.
 	graceWithoutLock = time.Minute
-	// ownAttempts bounds how often a new directory is lost to another process.
-	ownAttempts = 5
 )
 
 // Dir is a temporary directory owned by this process.
@@ -38,33 +40,29 @@ func New(parent, purpose string) (*Dir, error) {
 		parent = os.TempDir()
 	}
 	removeAbandoned(parent)
-	var err error
-	for range ownAttempts {
-		var dir *Dir
-		if dir, err = own(parent, purpose); err == nil {
-			return dir, nil
-		}
+	dir, err := own(parent, purpose)
+	if err != nil {
+		return nil, fmt.Errorf("own a temporary directory: %w", err)
 	}
-	return nil, fmt.Errorf("own a temporary directory: %w", err)
+	return dir, nil
 }
 
-// own makes a directory and locks it. Another process may take it for abandoned
-// between the two: then it holds the lock, or has removed what was locked.
+// own makes a directory, locks it and then gives it its name.
 func own(parent, purpose string) (*Dir, error) {
-	path, err := os.MkdirTemp(parent, prefix+purpose+"-")
+	path, err := os.MkdirTemp(parent, newPrefix+purpose+"-")
 	if err != nil {
 		return nil, err
 	}
-	lockPath := filepath.Join(path, lockName)
-	lock, err := process.TryLock(lockPath)
+	lock, err := process.TryLock(filepath.Join(path, lockName))
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Lstat(lockPath); err != nil {
+	named := filepath.Join(parent, prefix+strings.TrimPrefix(filepath.Base(path), newPrefix))
+	if err := os.Rename(path, named); err != nil {
 		lock.Unlock()
 		return nil, err
 	}
-	return &Dir{Path: path, lock: lock}, nil
+	return &Dir{Path: named, lock: lock}, nil
 }
 
 // Remove deletes the directory and all that is in it. Nothing happens the
@@ -78,27 +76,34 @@ func (d *Dir) Remove() error {
 // removeAbandoned is a courtesy: what it cannot remove, another user's
 // directory for example, stays.
 func removeAbandoned(parent string) {
-	paths, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
-	if err != nil {
-		return
-	}
-	for _, path := range paths {
+	for _, path := range append(matches(parent, prefix), matches(parent, newPrefix)...) {
 		info, err := os.Lstat(path)
 		if err != nil || !info.IsDir() {
 			continue
 		}
+		young := time.Since(info.ModTime()) < graceWithoutLock
 		lockPath := filepath.Join(path, lockName)
-		if _, err := os.Lstat(lockPath); err != nil {
-			if time.Since(info.ModTime()) > graceWithoutLock {
-				_ = os.RemoveAll(path)
-			}
-			continue
-		}
-		// A lock file made here would come back into a directory that its owner is
-		// just removing.
-		if lock, err := process.TryLockExisting(lockPath); err == nil {
+		_, err = os.Lstat(lockPath)
+		switch unnamed := strings.HasPrefix(filepath.Base(path), newPrefix); {
+		case young && (err != nil || unnamed):
+		case err != nil:
 			_ = os.RemoveAll(path)
-			lock.Unlock()
+		default:
+			// A lock file made here would come back into a directory that its owner is
+			// just removing.
+			if lock, err := process.TryLockExisting(lockPath); err == nil {
+				_ = os.RemoveAll(path)
+				lock.Unlock()
+			}
 		}
 	}
+}
+
+// matches lists what is in a directory under names that begin so.
+func matches(parent, prefix string) []string {
+	paths, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
+	if err != nil {
+		return nil
+	}
+	return paths
 }
