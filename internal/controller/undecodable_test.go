@@ -30,6 +30,14 @@ func rawObject(kind, namespace, name string) *unstructured.Unstructured {
 	return object
 }
 
+// stored reads an object.
+func (w *world) stored(kind, name string) *unstructured.Unstructured {
+	w.Helper()
+	object := rawObject(kind, w.namespace, name)
+	w.must(kube.Get(w.ctx, client.ObjectKeyFromObject(object), object))
+	return object
+}
+
 // rawIs waits for a state of an object that the types cannot hold.
 func (w *world) rawIs(kind, name, what string, ok func(conditions []metav1.Condition, object *unstructured.Unstructured) bool) *unstructured.Unstructured {
 	w.Helper()
@@ -199,6 +207,8 @@ func TestUndecodable(t *testing.T) {
 		{kindLease, "object-for-string", "spec.approvalID", leaseSpec(map[string]any{"approvalID": map[string]any{"a": "b"}}), true},
 		{kindLease, "string-for-number", "spec.normalLimit", leaseSpec(map[string]any{"normalLimit": "100"}), true},
 	}
+	// Events are sent after what they tell of: who stops takes those along.
+	w.eventuallyTold(w.stored(kindLease, "kept"), v1alpha1.EventRaiseActivated)
 	w.stop()
 	w.withoutSchemas(func() {
 		for _, b := range bad {
@@ -221,6 +231,11 @@ func TestUndecodable(t *testing.T) {
 		w.undecodable(kindBucket, "closed", "spec.deletionPolicy")
 	}
 	all()
+	told := func() {
+		w.eventuallyTold(w.undecodable(kindBucket, "overflow", "spec.reservations"), v1alpha1.EventStalled)
+		w.eventuallyTold(w.undecodable(kindLease, "kept", "spec.expiresAt"), v1alpha1.EventRaiseActivated, v1alpha1.EventStalled)
+	}
+	told()
 
 	// The others go on, also under another manager.
 	w.restart()
@@ -250,8 +265,7 @@ func TestUndecodable(t *testing.T) {
 			t.Errorf("%s: limit %d, closed %v, want the raise to stay", name, s.Limit, s.Closed)
 		}
 	}
-	w.eventuallyTold(w.undecodable(kindBucket, "overflow", "spec.reservations"), v1alpha1.EventStalled)
-	w.eventuallyTold(w.undecodable(kindLease, "kept", "spec.expiresAt"), v1alpha1.EventRaiseActivated, v1alpha1.EventStalled)
+	told()
 	w.undecodableAreEnded(bad[1].name)
 }
 
@@ -265,7 +279,10 @@ func TestUndecodableAndHeldBack(t *testing.T) {
 	w.createLease("stuck", "raised")
 	w.leaseState("stuck", v1alpha1.RaiseStateActive)
 	w.bucketReady("stuck")
-	bucket, lease := rawObject(kindBucket, w.namespace, "stuck"), rawObject(kindLease, w.namespace, "stuck")
+	bucket, lease := w.stored(kindBucket, "stuck"), w.stored(kindLease, "stuck")
+	// Events are sent after what they tell of: who stops takes those along.
+	w.eventuallyTold(bucket, v1alpha1.EventBucketOpened)
+	w.eventuallyTold(lease, v1alpha1.EventRaiseActivated)
 	w.stop()
 	w.withoutSchemas(func() {
 		w.patch(bucket, `{"spec": {"reservations": {"maxTTLSeconds": 1099511627776, "defaultTTLSeconds": "x"}}}`)

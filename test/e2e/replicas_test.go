@@ -29,6 +29,9 @@ func TestLeaderKilled(t *testing.T) {
 		return state == standingBy, state
 	})
 
+	// Events are sent after what they tell of: a leader that dies takes those along.
+	in.wantEvents(t, "RaiseActivated")
+
 	stage(t, "the leader dies, and the raise ends without one")
 	leader.kill9(t)
 	in.passExpiry(t, leaseName)
