@@ -26,8 +26,8 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"run", "stray"}, `unexpected argument "stray"`},
 		{[]string{"run", "--poll-interval=1ns"}, "--poll-interval must lie between 100ms and 1h"},
 		{[]string{"run", "--max-concurrent-reconciles=0"}, "--max-concurrent-reconciles must be at least 1"},
-		{[]string{"run", "--ledger-max-connections=4"}, "--ledger-max-connections must be at least 5 and at most 1000, not 4"},
-		{[]string{"run", "--ledger-max-connections=1001"}, "--ledger-max-connections must be at least 5 and at most 1000, not 1001"},
+		{[]string{"run", "--ledger-max-connections=4"}, "--ledger-max-connections must be at least 6 and at most 1000, not 4"},
+		{[]string{"run", "--ledger-max-connections=1001"}, "--ledger-max-connections must be at least 6 and at most 1000, not 1001"},
 		{[]string{"run", "--cluster-id= padded"}, "--cluster-id: "},
 		{[]string{"run", "--cluster-id=" + strings.Repeat("x", 1000)}, "--cluster-id: "},
 		{[]string{"run", "--cluster-id=two\nlines"}, "--cluster-id: "},
@@ -64,7 +64,7 @@ func TestCommandLineThatWorks(t *testing.T) {
 		{true, nil},
 		{false, []string{"--leader-elect=false"}},
 		{false, []string{"--leader-election-namespace=there", "--ledger-max-connections=1000", "--cluster-id=" + strings.Repeat("x", 253)}},
-		{false, []string{"--leader-elect=false", "--leader-election-retry-period=1h", "--ledger-max-connections=5"}},
+		{false, []string{"--leader-elect=false", "--leader-election-retry-period=1h", "--ledger-max-connections=6"}},
 	} {
 		inNamespace(t, test.inPod)
 		o, err := parseRun(test.args, io.Discard)

@@ -149,6 +149,9 @@ type Bucket struct {
 	AuditSequence int64
 	// Revision counts the changes of the bucket, its leases and its raises.
 	Revision int64
+	// ExpiredThrough is how far leases have been expired: every reserved lease has
+	// ExpiresAt after it. Where it stands, the search for overdue leases begins.
+	ExpiredThrough time.Time
 	// NextTransitionAt is the earliest instant at which time changes something;
 	// the zero time when nothing is due ever.
 	NextTransitionAt time.Time

@@ -25,7 +25,6 @@ const (
 	CodeLeaseExpired           Code = "lease_expired"
 	CodeLeaseReleased          Code = "lease_released"
 	CodeLeaseCommitted         Code = "lease_committed"
-	CodeLeaseIDCollision       Code = "lease_id_collision"
 	CodeInvalidInput           Code = "invalid_input"
 	CodeInvalidClock           Code = "invalid_clock"
 	CodeStateCorrupt           Code = "state_corrupt"

@@ -1,6 +1,11 @@
 package ledger
 
-import "time"
+import (
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"time"
+)
 
 // LeaseState is where a lease stands.
 type LeaseState string
@@ -15,12 +20,14 @@ const (
 
 // Lease is one reservation of tokens.
 type Lease struct {
+	// ID names this lease and no other, ever. The ledger makes it of the request
+	// hash and the creation instant; an imported lease keeps the one it came with.
 	ID        string
 	BucketKey string
-	// RequestHash and FingerprintHash are lower-case SHA-256; the plain texts are
-	// never stored.
-	RequestHash     string
-	FingerprintHash string
+	// RequestHash and FingerprintHash stand for the request key and for what was
+	// asked; the plain texts are never stored.
+	RequestHash     Hash
+	FingerprintHash Hash
 	State           LeaseState
 	ReservedTokens  int64
 	// ActualTokens is set once committed.
@@ -40,6 +47,9 @@ type Lease struct {
 	// RefusedCommits how often: tokens that were spent stay visible.
 	RefusedTokens  *int64
 	RefusedCommits int64
+	// ImportedAt is set on a lease that was brought over from the npm package.
+	// Retention counts from it.
+	ImportedAt *time.Time
 }
 
 // Clone returns a copy that shares nothing with l.
@@ -48,5 +58,31 @@ func (l *Lease) Clone() *Lease {
 	c.ActualTokens = clonePointer(l.ActualTokens)
 	c.SettledAt = clonePointer(l.SettledAt)
 	c.RefusedTokens = clonePointer(l.RefusedTokens)
+	c.ImportedAt = clonePointer(l.ImportedAt)
 	return &c
+}
+
+// leaseIDSeparator stands between the two parts of a lease ID.
+const leaseIDSeparator = "."
+
+// leaseID makes the ID of a lease: the creation instant, which tells it from a
+// later lease of the same request key, and the request hash, by which its row is
+// found.
+func leaseID(createdAt time.Time, hash Hash) string {
+	return strconv.FormatInt(createdAt.UnixMilli(), 36) + leaseIDSeparator + base64.RawURLEncoding.EncodeToString(hash[:])
+}
+
+// requestHashOf reads the request hash from a lease ID that the ledger made. The ID
+// of an imported lease, or of none, does not hold one.
+func requestHashOf(id string) (Hash, bool) {
+	var hash Hash
+	createdAt, encoded, _ := strings.Cut(id, leaseIDSeparator)
+	milliseconds, err := strconv.ParseInt(createdAt, 36, 64)
+	if err != nil || len(encoded) != base64.RawURLEncoding.EncodedLen(len(hash)) {
+		return hash, false
+	}
+	if _, err := base64.RawURLEncoding.Strict().Decode(hash[:], []byte(encoded)); err != nil {
+		return hash, false
+	}
+	return hash, leaseID(time.UnixMilli(milliseconds), hash) == id
 }

@@ -62,11 +62,6 @@ func (l *Ledger) Do(ctx context.Context, requests ...Request) []Result {
 // once, so that a store can repeat the request after an ambiguous error.
 func withIDs(request Request) Request {
 	switch r := request.(type) {
-	case Reserve:
-		if r.LeaseID == "" {
-			r.LeaseID = uuid.NewString()
-		}
-		return r
 	case SetLimit:
 		if r.OperationID == "" {
 			r.OperationID = uuid.NewString()

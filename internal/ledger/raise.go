@@ -153,7 +153,7 @@ func (g Grant) hash(bucketKey string) string {
 	for i, f := range fields {
 		fields[i] = quoteJS(f)
 	}
-	return sha256Hex("[" + strings.Join(fields, ",") + "]")
+	return hashOf("[" + strings.Join(fields, ",") + "]").String()
 }
 
 // Raise is the ledger's durable record of a TemporaryLimitLease.

@@ -38,8 +38,9 @@ type Request interface {
 
 // Needs are the rows that one request's rules read, all of one bucket.
 type Needs struct {
+	// RequestHashes name leases that the ledger made, LeaseIDs imported ones.
+	RequestHashes []Hash
 	LeaseIDs      []string
-	RequestHashes []string
 	OperationIDs  []string
 	// RaiseUIDs names raises by ID or by current UID, whatever their state.
 	RaiseUIDs []string
@@ -47,9 +48,6 @@ type Needs struct {
 	Grants []GrantKey
 	// Approvals names approvals that may have been spent.
 	Approvals []ApprovalKey
-	// ExpiredLeaseIDs asks for the IDs of the overdue leases and not only for
-	// their sums.
-	ExpiredLeaseIDs bool
 }
 
 // GrantKey finds the record of a grant that another incarnation of the same
@@ -72,7 +70,7 @@ type Result struct {
 	Snapshot *Snapshot
 	// Lease is set by Reserve, Commit and Release.
 	Lease *Lease
-	// ExpiredLeaseIDs is set by ReapExpired, in byte order.
+	// ExpiredLeaseIDs is set by ReapExpired and Touch, in byte order.
 	ExpiredLeaseIDs []string
 	// Raise is set by StoreRaise and RevokeRaise.
 	Raise *Raise
@@ -126,8 +124,6 @@ type Reserve struct {
 	// TTL is how long the lease lives; 0 means the bucket's default, and on a
 	// replay the original's.
 	TTL time.Duration
-	// LeaseID is the ID of the lease if one is made. The ledger makes it up.
-	LeaseID string
 }
 
 // Commit settles a lease with the actual figure. Answers Lease and Snapshot.
@@ -245,19 +241,26 @@ func (Inspect) Needs() Needs       { return Needs{} }
 func (Touch) Needs() Needs         { return Needs{} }
 func (ApplyDeclared) Needs() Needs { return Needs{} }
 func (CloseBucket) Needs() Needs   { return Needs{} }
-func (ReapExpired) Needs() Needs   { return Needs{ExpiredLeaseIDs: true} }
+func (ReapExpired) Needs() Needs   { return Needs{} }
 
 func (r SetLimit) Needs() Needs {
 	return Needs{OperationIDs: []string{r.OperationID}}
 }
 
 func (r Reserve) Needs() Needs {
-	return Needs{RequestHashes: []string{requestHash(r.Key, r.RequestKey)}, LeaseIDs: []string{r.LeaseID}}
+	return Needs{RequestHashes: []Hash{requestHash(r.Key, r.RequestKey)}}
 }
 
-func (r Commit) Needs() Needs { return Needs{LeaseIDs: []string{r.LeaseID}} }
+func (r Commit) Needs() Needs { return needsOfLease(r.LeaseID) }
 
-func (r Release) Needs() Needs { return Needs{LeaseIDs: []string{r.LeaseID}} }
+func (r Release) Needs() Needs { return needsOfLease(r.LeaseID) }
+
+func needsOfLease(id string) Needs {
+	if hash, ok := requestHashOf(id); ok {
+		return Needs{RequestHashes: []Hash{hash}}
+	}
+	return Needs{LeaseIDs: []string{id}}
+}
 
 func (r StoreRaise) Needs() Needs {
 	return Needs{

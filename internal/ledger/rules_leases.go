@@ -30,10 +30,10 @@ func (u *unit) createBucket(limit int64, settings ReservationSettings) {
 	u.view.Bucket = &Bucket{
 		Key: u.view.Key, Limit: limit, Settings: settings, ConflictPolicy: ConflictReview,
 		RaisePolicy: RaisePolicy{Mode: ModeDisabled}, AuditSequence: u.view.History.LastSequence,
-		CreatedAt: u.now, UpdatedAt: u.now,
+		ExpiredThrough: u.now, CreatedAt: u.now, UpdatedAt: u.now,
 	}
 	// What a bucket left behind whose row had vanished is none of this one's.
-	u.view.Leases, u.view.Operations = nil, nil
+	u.view.Leases, u.view.Operations, u.overdue = nil, nil, nil
 	clear(u.leaseByID)
 	clear(u.leaseByHash)
 	u.fx.LimitWritten = true
@@ -87,7 +87,7 @@ func (r Reserve) apply(u *unit) Result {
 		return Result{Err: err}
 	}
 	lease := &Lease{
-		ID: r.LeaseID, BucketKey: r.Key, RequestHash: hash,
+		ID: leaseID(u.now, hash), BucketKey: r.Key, RequestHash: hash,
 		FingerprintHash: fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint),
 		State:           LeaseReserved, ReservedTokens: r.Tokens, TTL: ttl,
 		CreatedAt: u.now, ExpiresAt: u.now.Add(ttl), ScopedKeyID: b.ScopedKeyID, RaiseID: b.ActiveRaiseID,
@@ -118,8 +118,6 @@ func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 	case r.Tokens > b.available():
 		return Errorf(CodeBudgetExceeded, "Requested tokens exceed available capacity.").
 			WithDetails(map[string]any{"requestedTokens": r.Tokens, "availableTokens": b.available()})
-	case u.leaseByID[r.LeaseID] != nil:
-		return Errorf(CodeLeaseIDCollision, "New lease id already exists.")
 	default:
 		return nil
 	}

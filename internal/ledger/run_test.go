@@ -41,7 +41,7 @@ func TestPointerWithoutRaise(t *testing.T) {
 		Key: "b", Limit: 300, ActiveRaiseID: "gone", LimitEpoch: 1, Revision: 1, AuditSequence: 1,
 		Settings: DefaultSettings(), CreatedAt: time.Unix(1000, 0), UpdatedAt: time.Unix(1000, 0),
 	}}
-	reserve := Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 1, LeaseID: "l"}
+	reserve := Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 1}
 	setLimit := SetLimit{Key: "b", ExpectedLimit: 300, Limit: 100, OperationID: "o"}
 	results, _ := Run(view, time.Unix(2000, 0), "w", []Request{reserve, setLimit, reserve})
 	for i, want := range []Code{CodeStateCorrupt, "", ""} {

@@ -31,7 +31,7 @@ type Store interface {
 	// LiveRaises lists a cluster's raises that have not ended, by (bucket, ID)
 	// after the given position, at most limit.
 	LiveRaises(ctx context.Context, cluster string, after RaisePosition, limit int) ([]*Raise, error)
-	// Leases lists a bucket's leases by (created at, ID) after the given position,
+	// Leases lists a bucket's leases by (expires at, ID) after the given position,
 	// at most limit.
 	Leases(ctx context.Context, bucketKey string, after LeasePosition, limit int) ([]*Lease, error)
 	// Audit lists a bucket's audit rows above a sequence number, at most limit.
@@ -82,7 +82,7 @@ type RaisePosition struct{ BucketKey, RaiseID string }
 
 // LeasePosition is a place in a bucket's list of leases.
 type LeasePosition struct {
-	CreatedAt time.Time
+	ExpiresAt time.Time
 	LeaseID   string
 }
 
@@ -96,25 +96,18 @@ type View struct {
 	History History
 	// Raises are the bucket's live raises and those that the Needs named.
 	Raises []*Raise
-	// Leases are those that the Needs named.
+	// Leases are those that the Needs named, and the overdue ones: reserved, with
+	// ExpiresAt after the bucket's ExpiredThrough and not after its instant. Each
+	// lease is there once.
 	Leases []*Lease
-	// Overdue sums up reserved leases with ExpiresAt at or before the bucket's
-	// instant, by ExpiresAt.
-	Overdue []OverdueLeases
-	// OverdueIDs are the IDs behind Overdue, when the Needs asked for them.
-	OverdueIDs []string
+	// OverdueThrough is set when more leases are overdue than Leases holds: it holds
+	// those with ExpiresAt up to here.
+	OverdueThrough time.Time
 	// Operations are the recorded operations that the Needs named.
 	Operations []OperationRecord
 	// Approvals maps the approvals that the Needs named, or live raises hold, to
 	// the raise that spent them.
 	Approvals map[ApprovalKey]string
-}
-
-// OverdueLeases sums up reserved leases that expired at one instant.
-type OverdueLeases struct {
-	ExpiresAt time.Time
-	Count     int64
-	Tokens    int64
 }
 
 // OperationRecord keeps the outcome of one operation ID.
@@ -144,18 +137,13 @@ const (
 )
 
 // Effects are what a store must make durable, in one transaction, for one bucket.
-// Expire comes before UpdateLeases, since a rule may note something on a lease
-// that has just expired.
 type Effects struct {
 	Row RowWrite
 	// LimitWritten is true when the limit column must be named by the statement,
 	// also when its value stays equal. Nothing else may name it.
 	LimitWritten bool
-	// Expire is set when overdue leases expire: all reserved leases of the bucket
-	// with ExpiresAt <= Expire.At become expired, settled at that instant. The
-	// store checks that it finds Expire.Count of them.
-	Expire *Expiry
-	// InsertLeases and UpdateLeases hold each lease once.
+	// InsertLeases and UpdateLeases hold each lease once. The store checks that it
+	// finds those to update.
 	InsertLeases []*Lease
 	UpdateLeases []*Lease
 	InsertRaises []*Raise
@@ -172,12 +160,6 @@ type Effects struct {
 // Empty reports whether there is nothing to write. Audit rows can stand alone:
 // the history of a bucket outlives its row.
 func (e *Effects) Empty() bool { return e.Row == RowUnchanged && len(e.Audit) == 0 }
-
-// Expiry is the set-based expiry of overdue leases.
-type Expiry struct {
-	At    time.Time
-	Count int64
-}
 
 // SpentApproval says which raise an approval was spent for.
 type SpentApproval struct {

@@ -28,8 +28,8 @@ type step struct {
 }
 
 // touch performs what is due: raises starting and ending, and leases expiring, in
-// the order of their instants. It returns the IDs of the leases that expired, as
-// far as the view holds them, and leaves NextTransitionAt in the future.
+// the order of their instants. It returns the IDs of the leases that expired, in
+// byte order, and leaves NextTransitionAt in the future.
 func (u *unit) touch() []string {
 	b := u.view.Bucket
 	if b == nil {
@@ -49,6 +49,8 @@ func (u *unit) touch() []string {
 		u.perform(next)
 	}
 	ids = append(ids, u.expireLeases(u.now)...)
+	slices.Sort(ids)
+	u.noteExpired()
 	if due := u.nextTransition(); !due.Equal(b.NextTransitionAt) {
 		b.NextTransitionAt = due
 		u.rowChanged = true
@@ -195,37 +197,33 @@ func (u *unit) nextTransition() time.Time {
 	return next
 }
 
-// expireLeases returns what overdue leases hold, up to an instant. The rows are
-// settled by one set-based statement at the end; here only the sums move, and the
-// leases that the rules hold in their hands.
+// expireLeases gives back what overdue leases hold, up to an instant, and returns
+// their IDs.
 func (u *unit) expireLeases(upTo time.Time) []string {
 	b := u.view.Bucket
-	rest := u.view.Overdue[:0:0]
-	var count int64
-	for _, group := range u.view.Overdue {
-		if group.ExpiresAt.After(upTo) {
-			rest = append(rest, group)
-			continue
-		}
-		count += group.Count
-		b.ReservedTokens -= group.Tokens
+	var ids []string
+	for len(u.overdue) > 0 && !u.overdue[0].ExpiresAt.After(upTo) {
+		l := u.overdue[0]
+		u.overdue = u.overdue[1:]
+		b.ReservedTokens -= l.ReservedTokens
+		l.State, l.SettledAt = LeaseExpired, pointer(u.now)
+		u.changeLease(l)
+		ids = append(ids, l.ID)
 	}
-	u.view.Overdue = rest
-	if count > 0 {
-		u.expired += count
-		u.changed = true
-		for _, l := range u.view.Leases {
-			if l.State == LeaseReserved && !l.ExpiresAt.After(upTo) {
-				l.State = LeaseExpired
-				l.SettledAt = pointer(u.now)
-			}
-		}
-	}
-	if len(rest) > 0 {
-		return nil
-	}
-	ids := u.view.OverdueIDs
-	u.view.OverdueIDs = nil
-	slices.Sort(ids)
 	return ids
+}
+
+// noteExpired moves ExpiredThrough to where the touch has come. That is written
+// with the row's next change; when the search for overdue leases came to its bound
+// it is one itself, so that the next search goes on from there.
+func (u *unit) noteExpired() {
+	b := u.view.Bucket
+	through := u.now
+	if at := u.view.OverdueThrough; !at.IsZero() {
+		u.rowChanged = true
+		if at.Before(through) {
+			through = at
+		}
+	}
+	b.ExpiredThrough = later(b.ExpiredThrough, through)
 }

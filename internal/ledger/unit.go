@@ -26,12 +26,13 @@ type unit struct {
 	rowChanged bool
 
 	leaseByID   map[string]*Lease
-	leaseByHash map[string]*Lease
+	leaseByHash map[Hash]*Lease
 	newLeases   map[*Lease]bool
 	dirtyLeases map[*Lease]bool
 	newRaises   map[*Raise]bool
 	dirtyRaises map[*Raise]bool
-	expired     int64
+	// overdue are the leases that the touch has yet to expire, by ExpiresAt.
+	overdue []*Lease
 }
 
 func newUnit(view *View, clock time.Time, worker string) *unit {
@@ -45,13 +46,17 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 	}
 	u := &unit{
 		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
-		leaseByID: map[string]*Lease{}, leaseByHash: map[string]*Lease{},
+		leaseByID: map[string]*Lease{}, leaseByHash: map[Hash]*Lease{},
 		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{},
 		newRaises: map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
 	for _, l := range view.Leases {
 		u.index(l)
+		if l.State == LeaseReserved && !l.ExpiresAt.After(now) {
+			u.overdue = append(u.overdue, l)
+		}
 	}
+	slices.SortFunc(u.overdue, func(a, b *Lease) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	return u
 }
 
@@ -73,7 +78,7 @@ func (u *unit) serve(request Request) Result {
 	}
 	expiredIDs := u.touch()
 	result := request.apply(u)
-	if request.Operation() == OpReapExpired && result.Err == nil {
+	if op := request.Operation(); (op == OpReapExpired || op == OpTouch) && result.Err == nil {
 		result.ExpiredLeaseIDs = expiredIDs
 	}
 	u.touch()
@@ -126,11 +131,10 @@ func (u *unit) effects() *Effects {
 	case b != nil && u.rowChanged:
 		u.fx.Row = RowUpdate
 	}
-	if u.expired > 0 {
-		u.fx.Expire = &Expiry{At: u.now, Count: u.expired}
-	}
 	for _, l := range u.view.Leases {
 		switch {
+		case u.fx.Row == RowDelete:
+			// They go with their bucket.
 		case u.newLeases[l]:
 			u.fx.InsertLeases = append(u.fx.InsertLeases, l)
 		case u.dirtyLeases[l]:
@@ -157,7 +161,9 @@ func (u *unit) addLease(l *Lease) {
 }
 
 func (u *unit) changeLease(l *Lease) {
-	u.dirtyLeases[l] = true
+	if !u.newLeases[l] {
+		u.dirtyLeases[l] = true
+	}
 	u.changed = true
 }
 

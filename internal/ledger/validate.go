@@ -54,7 +54,7 @@ func (r Reserve) validate() error {
 			return err
 		}
 	}
-	return validateLeaseID(r.LeaseID)
+	return nil
 }
 
 func (r Commit) validate() error {

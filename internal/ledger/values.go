@@ -178,23 +178,26 @@ func isJSSpace(r rune) bool {
 	}
 }
 
+// Hash is a SHA-256. Request keys and fingerprints are kept as nothing else.
+type Hash [sha256.Size]byte
+
+// String returns the hash in lower-case hex, as the package stores it.
+func (h Hash) String() string { return hex.EncodeToString(h[:]) }
+
 // requestHash is what the package stores for a request key:
-// SHA-256 of JSON.stringify([bucket, requestKey]), in lower-case hex.
-func requestHash(bucket, requestKey string) string {
-	return sha256Hex("[" + quoteJS(bucket) + "," + quoteJS(requestKey) + "]")
+// SHA-256 of JSON.stringify([bucket, requestKey]).
+func requestHash(bucket, requestKey string) Hash {
+	return hashOf("[" + quoteJS(bucket) + "," + quoteJS(requestKey) + "]")
 }
 
 // fingerprintHash is the package's identity of a reservation:
 // SHA-256 of JSON.stringify([bucket, tokens, ttlMs, fingerprint]).
-func fingerprintHash(bucket string, tokens int64, ttl time.Duration, fingerprint string) string {
-	return sha256Hex("[" + quoteJS(bucket) + "," + strconv.FormatInt(tokens, 10) + "," +
+func fingerprintHash(bucket string, tokens int64, ttl time.Duration, fingerprint string) Hash {
+	return hashOf("[" + quoteJS(bucket) + "," + strconv.FormatInt(tokens, 10) + "," +
 		strconv.FormatInt(ttl.Milliseconds(), 10) + "," + quoteJS(fingerprint) + "]")
 }
 
-func sha256Hex(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
-}
+func hashOf(s string) Hash { return sha256.Sum256([]byte(s)) }
 
 // quoteJS writes a string as JSON.stringify does. encoding/json escapes more
 // (<, >, &, U+2028, U+2029), which would give another hash.

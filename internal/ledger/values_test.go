@@ -18,7 +18,7 @@ func TestHashesAreThePackages(t *testing.T) {
 		{"x", "line\u2028sep\u2029end", "5b56c2c965bf32c63ff1aa2c768cf216de18417e215a240ceab9416845b2621c"},
 		{"é", "\u007f~", "d483bc8ce503c265d5b3f8fb3e9c23ba5317bbb7ec6ddf09d59e57542fbf939e"},
 	} {
-		if got := requestHash(test.bucket, test.key); got != test.want {
+		if got := requestHash(test.bucket, test.key); got.String() != test.want {
 			t.Errorf("request hash of %q, %q: %s", test.bucket, test.key, got)
 		}
 	}
@@ -34,7 +34,7 @@ func TestHashesAreThePackages(t *testing.T) {
 			"1d40fe6ab0d61ed5a6ef7451ca5e144d1435444bee272d98d2bb11c0c9649a7f"},
 		{"t", MaxTokens, time.Millisecond, "x", "b554eac79c83a279bbb8584720fd420fccb091825972102a7341fb6a8fe28648"},
 	} {
-		if got := fingerprintHash(test.bucket, test.tokens, test.ttl, test.fingerprint); got != test.want {
+		if got := fingerprintHash(test.bucket, test.tokens, test.ttl, test.fingerprint); got.String() != test.want {
 			t.Errorf("fingerprint hash of %q: %s", test.fingerprint, got)
 		}
 	}

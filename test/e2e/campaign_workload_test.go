@@ -2,8 +2,11 @@ package e2e_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -102,7 +105,7 @@ func (w *worker) reserve(ctx context.Context) {
 	w.count++
 	name := fmt.Sprintf("workload-%d-%d", w.number, w.count)
 	e := &entry{request: ledger.Reserve{
-		Key: w.keys[w.random.IntN(len(w.keys))], RequestKey: name, Fingerprint: name, LeaseID: name,
+		Key: w.keys[w.random.IntN(len(w.keys))], RequestKey: name, Fingerprint: name,
 		Tokens: 1 + w.random.Int64N(400), TTL: time.Duration(200+w.random.IntN(4000)) * time.Millisecond,
 	}}
 	w.book.add(e)
@@ -164,7 +167,7 @@ func (e *entry) reserved(b *book, code ledger.Code, result ledger.Result) {
 	case ledger.CodeUnavailable, ledger.CodeBudgetExceeded, ledger.CodeBucketNotFound, ledger.CodeBucketClosed, ledger.CodeBucketRowMissing:
 		e.refused = true
 	default:
-		b.fault("reserve %s on %s: %v", e.request.LeaseID, e.request.Key, result.Err)
+		b.fault("reserve %s on %s: %v", e.request.RequestKey, e.request.Key, result.Err)
 	}
 }
 
@@ -242,9 +245,16 @@ func (b *book) resolve(ctx context.Context, l *ledger.Ledger) {
 			e.ask(ctx, l, b, e.pending)
 		}
 		if e.pending != nil {
-			b.fault("%s: still unknown: %+v", e.request.LeaseID, e.pending)
+			b.fault("%s: still unknown: %+v", e.request.RequestKey, e.pending)
 		}
 	}
+}
+
+// hash is the second part of the IDs of the request's leases, whether or not one was
+// answered.
+func (e *entry) hash() string {
+	hash := sha256.Sum256(fmt.Appendf(nil, "[%q,%q]", e.request.Key, e.request.RequestKey))
+	return base64.RawURLEncoding.EncodeToString(hash[:])
 }
 
 // compare holds the rows against the book: an acknowledged effect is there, what
@@ -257,13 +267,14 @@ func (b *book) compare(leases, buckets []row) {
 	rows := map[string]row{}
 	for _, r := range leases {
 		if _, open := opened[r.text("bucket_key")]; open {
-			rows[r.text("lease_id")] = r
+			_, hash, _ := strings.Cut(r.text("lease_id"), ".")
+			rows[hash] = r
 		}
 	}
 	for _, e := range b.entries {
-		id := e.request.LeaseID
-		found, there := rows[id]
-		delete(rows, id)
+		id := e.request.RequestKey
+		found, there := rows[e.hash()]
+		delete(rows, e.hash())
 		since, open := opened[e.request.Key]
 		switch {
 		case e.lease.ID == "" && there:
@@ -296,6 +307,6 @@ func (b *book) compareOne(e *entry, found row) {
 		ok = state == "reserved" || state == "expired"
 	}
 	if !ok || found.text("reserved_tokens") != fmt.Sprint(e.request.Tokens) || e.lost {
-		b.fault("promise 3: the book says %q with %d tokens of %s (lost: %v), and the row says %v", e.settled, e.actual, e.request.LeaseID, e.lost, found)
+		b.fault("promise 3: the book says %q with %d tokens of %s (lost: %v), and the row says %v", e.settled, e.actual, e.request.RequestKey, e.lost, found)
 	}
 }

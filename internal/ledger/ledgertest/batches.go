@@ -50,16 +50,17 @@ func severalOnOneBucket(w *world) {
 // Goal: a lease may be made and settled, replayed and refused in one call.
 func reserveAndCommitInOneCall(w *world) {
 	w.open(100)
-	reserve := ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 50, LeaseID: "lease-a"}
+	reserve := ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 50}
+	first, second := w.leaseID(key, "k"), w.leaseID(key, "l")
 	results := w.do(
 		reserve,
 		reserve,
-		ledger.Commit{Key: key, LeaseID: "lease-a", ActualTokens: 101},
-		ledger.Commit{Key: key, LeaseID: "lease-a", ActualTokens: 30},
-		ledger.Commit{Key: key, LeaseID: "lease-a", ActualTokens: 30},
-		ledger.Release{Key: key, LeaseID: "lease-a"},
-		ledger.Reserve{Key: key, RequestKey: "l", Fingerprint: "f", Tokens: 70, LeaseID: "lease-b"},
-		ledger.Release{Key: key, LeaseID: "lease-b"},
+		ledger.Commit{Key: key, LeaseID: first, ActualTokens: 101},
+		ledger.Commit{Key: key, LeaseID: first, ActualTokens: 30},
+		ledger.Commit{Key: key, LeaseID: first, ActualTokens: 30},
+		ledger.Release{Key: key, LeaseID: first},
+		ledger.Reserve{Key: key, RequestKey: "l", Fingerprint: "f", Tokens: 70},
+		ledger.Release{Key: key, LeaseID: second},
 	)
 	for i, code := range []ledger.Code{"", "", ledger.CodeCommitExceedsBudget, "", "", ledger.CodeLeaseCommitted, "", ""} {
 		if code != "" {
@@ -68,14 +69,14 @@ func reserveAndCommitInOneCall(w *world) {
 			w.Fatalf("request %d was refused: %v", i, results[i].Err)
 		}
 	}
-	if results[0].Lease.State != ledger.LeaseReserved || results[1].Lease.ID != "lease-a" || results[3].Lease.State != ledger.LeaseCommitted {
+	if results[0].Lease.State != ledger.LeaseReserved || results[1].Lease.ID != first || results[3].Lease.State != ledger.LeaseCommitted {
 		w.Errorf("the answers show leases %+v, %+v, %+v", results[0].Lease, results[1].Lease, results[3].Lease)
 	}
-	stored := w.wantLease("lease-a", ledger.LeaseCommitted)
+	stored := w.wantLease(first, ledger.LeaseCommitted)
 	if stored.RefusedTokens == nil || *stored.RefusedTokens != 101 {
 		w.Errorf("the refused figure was lost: %+v", stored)
 	}
-	w.wantLease("lease-b", ledger.LeaseReleased)
+	w.wantLease(second, ledger.LeaseReleased)
 	w.wantCounters(30, 0)
 }
 
@@ -145,10 +146,10 @@ func wholeLifeInOneCall(w *world) {
 	results := w.do(
 		declare,
 		raise,
-		ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: temporaryLimit, LeaseID: "lease-a"},
+		ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: temporaryLimit},
 		ledger.RevokeRaise{Key: key, UID: "raise-1", Actor: requester},
 		ledger.Reserve{Key: key, RequestKey: "l", Fingerprint: "f", Tokens: 1},
-		ledger.Commit{Key: key, LeaseID: "lease-a", ActualTokens: 250},
+		ledger.Commit{Key: key, LeaseID: w.leaseID(key, "k"), ActualTokens: 250},
 	)
 	for i, result := range results {
 		if i == 4 {

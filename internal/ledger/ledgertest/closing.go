@@ -103,7 +103,7 @@ func deleteWaits(w *world) {
 // goes on, and its leases and operations do not come back.
 func deleteKeepsEvidence(w *world) {
 	raise := w.raised(underApproval(approvalID))
-	w.commit(w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 5, LeaseID: "lease-a"}).Lease, 5)
+	w.commit(w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 5}).Lease, 5)
 	w.must(ledger.SetLimit{Key: key, ExpectedLimit: temporaryLimit, Limit: 200, OperationID: "op-1"})
 	known := w.known(key)
 	w.close(ledger.DeletionDelete)
@@ -129,7 +129,7 @@ func deleteKeepsEvidence(w *world) {
 	}
 	w.store(w.raiseFrom("raise-2", 0, time.Hour, underApproval(approvalID)))
 	w.wantRaise("raise-2", ledger.RaiseFailed, ledger.ReasonApprovalAlreadyUsed)
-	w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "g", Tokens: 1, LeaseID: "lease-b"})
+	w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "g", Tokens: 1})
 	w.must(ledger.SetLimit{Key: key, ExpectedLimit: normalLimit, Limit: 120, OperationID: "op-1"})
 }
 

@@ -269,7 +269,7 @@ func changesAreTold(w *world) {
 	}
 }
 
-// Goal: leases are listed in pages, in the order in which they were made.
+// Goal: leases are listed in pages, in the order in which they expire.
 func leasePages(w *world) {
 	w.open(1000)
 	var want []string
@@ -278,9 +278,11 @@ func leasePages(w *world) {
 			w.Clock().Advance(time.Millisecond)
 		}
 		want = append(want, w.must(ledger.Reserve{
-			Key: key, RequestKey: w.next("k"), Fingerprint: "f", Tokens: 1, LeaseID: fmt.Sprintf("lease-%02d", i),
+			Key: key, RequestKey: w.next("k"), Fingerprint: "f", Tokens: 1,
 		}).Lease.ID)
 	}
+	// Of those that expire at one instant, the ID decides.
+	slices.Sort(want)
 	w.must(ledger.OpenBucket{Key: "other", Limit: 10})
 	w.must(ledger.Reserve{Key: "other", RequestKey: "k", Fingerprint: "f", Tokens: 1})
 	var got []string
@@ -292,7 +294,7 @@ func leasePages(w *world) {
 		}
 		for _, lease := range page {
 			got = append(got, lease.ID)
-			position = ledger.LeasePosition{CreatedAt: lease.CreatedAt, LeaseID: lease.ID}
+			position = ledger.LeasePosition{ExpiresAt: lease.ExpiresAt, LeaseID: lease.ID}
 		}
 		if len(page) < 7 {
 			break

@@ -74,10 +74,10 @@ func hashesArePackages(w *world) {
 		if err != nil || len(leases) != 1 {
 			w.Fatalf("reading the lease of %q: %v, %v", golden.bucket, leases, err)
 		}
-		if leases[0].RequestHash != golden.requestHash {
+		if leases[0].RequestHash.String() != golden.requestHash {
 			w.Errorf("%q: request hash %s, want %s", golden.bucket, leases[0].RequestHash, golden.requestHash)
 		}
-		if leases[0].FingerprintHash != golden.fingerprintHash {
+		if leases[0].FingerprintHash.String() != golden.fingerprintHash {
 			w.Errorf("%q: fingerprint hash %s, want %s", golden.bucket, leases[0].FingerprintHash, golden.fingerprintHash)
 		}
 	}

@@ -68,6 +68,7 @@ type history struct {
 
 type modelLease struct {
 	request   ledger.Reserve
+	id        string
 	state     ledger.LeaseState
 	tokens    int64
 	actual    int64
@@ -150,7 +151,7 @@ func (h *history) wait(t *rapid.T) {
 func (h *history) reserve(t *rapid.T) {
 	s := h.touch()
 	request := ledger.Reserve{
-		Key: h.key, RequestKey: h.w.next("request"), LeaseID: h.w.next("lease"), Fingerprint: "f",
+		Key: h.key, RequestKey: h.w.next("request"), Fingerprint: "f",
 		Tokens: rapid.Int64Range(1, 150).Draw(t, "tokens"),
 		TTL:    time.Duration(rapid.IntRange(1, 60).Draw(t, "seconds")) * time.Second,
 	}
@@ -163,7 +164,7 @@ func (h *history) reserve(t *rapid.T) {
 		t.Fatalf("%d of %d tokens were refused: %v", request.Tokens, s.AvailableTokens, result.Err)
 	}
 	h.leases = append(h.leases, &modelLease{
-		request: request, state: ledger.LeaseReserved, tokens: request.Tokens, expiresAt: h.w.now().Add(request.TTL),
+		request: request, id: result.Lease.ID, state: ledger.LeaseReserved, tokens: request.Tokens, expiresAt: h.w.now().Add(request.TTL),
 	})
 }
 
@@ -179,9 +180,8 @@ func (h *history) replay(t *rapid.T) {
 	lease := h.pick(t)
 	h.touch()
 	request := lease.request
-	request.LeaseID = h.w.next("lease")
-	if got := h.w.must(request).Lease; got.ID != lease.request.LeaseID || got.State != lease.state {
-		t.Fatalf("the replay answers %+v, want %s in state %s", got, lease.request.LeaseID, lease.state)
+	if got := h.w.must(request).Lease; got.ID != lease.id || got.State != lease.state {
+		t.Fatalf("the replay answers %+v, want %s in state %s", got, lease.id, lease.state)
 	}
 	request.Tokens++
 	h.w.refuse(request, ledger.CodeIdempotencyConflict, nil)
@@ -191,7 +191,7 @@ func (h *history) commit(t *rapid.T) {
 	lease := h.pick(t)
 	s := h.touch()
 	actual := rapid.Int64Range(0, 200).Draw(t, "actual")
-	result := h.w.do(ledger.Commit{Key: h.key, LeaseID: lease.request.LeaseID, ActualTokens: actual})[0]
+	result := h.w.do(ledger.Commit{Key: h.key, LeaseID: lease.id, ActualTokens: actual})[0]
 	var want ledger.Code
 	switch lease.state {
 	case ledger.LeaseReserved:
@@ -223,7 +223,7 @@ func (h *history) wantCode(result ledger.Result, want ledger.Code) {
 func (h *history) release(t *rapid.T) {
 	lease := h.pick(t)
 	h.touch()
-	result := h.w.do(ledger.Release{Key: h.key, LeaseID: lease.request.LeaseID})[0]
+	result := h.w.do(ledger.Release{Key: h.key, LeaseID: lease.id})[0]
 	if lease.state == ledger.LeaseCommitted {
 		h.wantCode(result, ledger.CodeLeaseCommitted)
 		return
@@ -237,11 +237,11 @@ func (h *history) release(t *rapid.T) {
 // several reserves, settles and looks in one call.
 func (h *history) several(t *rapid.T) {
 	s := h.touch()
-	first := ledger.Reserve{Key: h.key, RequestKey: h.w.next("request"), LeaseID: h.w.next("lease"), Fingerprint: "f",
+	first := ledger.Reserve{Key: h.key, RequestKey: h.w.next("request"), Fingerprint: "f",
 		Tokens: rapid.Int64Range(1, 40).Draw(t, "tokens"), TTL: time.Minute}
 	results := h.w.do(
 		first,
-		ledger.Commit{Key: h.key, LeaseID: first.LeaseID, ActualTokens: 1},
+		ledger.Commit{Key: h.key, LeaseID: h.w.leaseID(h.key, first.RequestKey), ActualTokens: 1},
 		ledger.Inspect{Key: h.key},
 		ledger.ReapExpired{Key: h.key},
 	)
@@ -254,7 +254,7 @@ func (h *history) several(t *rapid.T) {
 		h.wantCode(result, "")
 	}
 	h.leases = append(h.leases, &modelLease{
-		request: first, state: ledger.LeaseCommitted, tokens: first.Tokens, actual: 1, expiresAt: h.w.now().Add(time.Minute),
+		request: first, id: results[0].Lease.ID, state: ledger.LeaseCommitted, tokens: first.Tokens, actual: 1, expiresAt: h.w.now().Add(time.Minute),
 	})
 }
 

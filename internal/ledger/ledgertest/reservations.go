@@ -2,6 +2,7 @@ package ledgertest
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/token-lease/operator/internal/ledger"
@@ -19,7 +20,7 @@ var reservationStories = []story{
 	{"replay above a lowered maximum TTL", replayAboveLoweredMaximum},
 	{"record limit", recordLimit},
 	{"precedence of refusals", precedence},
-	{"lease ID collision", leaseIDCollision},
+	{"unknown lease IDs", unknownLeaseIDs},
 	{"commit", commitFigures},
 	{"commit above the reservation", commitAboveReservation},
 	{"refused commit stays visible", refusedCommitStaysVisible},
@@ -43,9 +44,9 @@ func lifeOfALease(w *world) {
 		w.Errorf("a new bucket has the settings %+v", opened.Settings)
 	}
 	w.Clock().Advance(time.Second)
-	reserved := w.must(ledger.Reserve{Key: key, RequestKey: "r", Fingerprint: "f", Tokens: 400, TTL: time.Minute, LeaseID: "lease-a"})
+	reserved := w.must(ledger.Reserve{Key: key, RequestKey: "r", Fingerprint: "f", Tokens: 400, TTL: time.Minute})
 	l := reserved.Lease
-	if l.ID != "lease-a" || l.BucketKey != key || l.State != ledger.LeaseReserved || l.ReservedTokens != 400 ||
+	if l.ID != w.leaseID(key, "r") || l.BucketKey != key || l.State != ledger.LeaseReserved || l.ReservedTokens != 400 ||
 		l.ActualTokens != nil || l.SettledAt != nil || l.TTL != time.Minute ||
 		!l.CreatedAt.Equal(w.now()) || !l.ExpiresAt.Equal(w.now().Add(time.Minute)) {
 		w.Errorf("the new lease reads %+v", l)
@@ -54,7 +55,7 @@ func lifeOfALease(w *world) {
 		w.Errorf("after reserving the bucket reads %+v", s)
 	}
 	w.Clock().Advance(time.Second)
-	committed := w.must(ledger.Commit{Key: key, LeaseID: "lease-a", ActualTokens: 250})
+	committed := w.must(ledger.Commit{Key: key, LeaseID: l.ID, ActualTokens: 250})
 	if l := committed.Lease; l.State != ledger.LeaseCommitted || l.ActualTokens == nil || *l.ActualTokens != 250 ||
 		l.ReservedTokens != 400 || l.SettledAt == nil || !l.SettledAt.Equal(w.now()) {
 		w.Errorf("the committed lease reads %+v", l)
@@ -63,7 +64,7 @@ func lifeOfALease(w *world) {
 	if s.UsedTokens != 250 || s.ReservedTokens != 0 || s.AvailableTokens != 750 || s.Revision != 3 || !s.UpdatedAt.Equal(w.now()) {
 		w.Errorf("after committing the bucket reads %+v", s)
 	}
-	stored := w.lease("lease-a")
+	stored := w.lease(l.ID)
 	if stored.State != ledger.LeaseCommitted || *stored.ActualTokens != 250 || !stored.SettledAt.Equal(w.now()) {
 		w.Errorf("the stored lease reads %+v", stored)
 	}
@@ -290,33 +291,35 @@ func precedence(w *world) {
 	lease := w.must(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 10}).Lease
 	// A conflict comes before the record limit and the budget.
 	w.refuse(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 11}, ledger.CodeIdempotencyConflict, nil)
-	// The TTL comes before the record limit, that before the budget, that before
-	// the lease ID.
+	// The TTL comes before the record limit, that before the budget.
 	w.refuse(ledger.Reserve{Key: key, RequestKey: "n", Fingerprint: "f", Tokens: 1, TTL: time.Hour}, ledger.CodeInvalidInput, nil)
 	w.refuse(ledger.Reserve{Key: key, RequestKey: "n", Fingerprint: "f", Tokens: 1}, ledger.CodeBucketRecordLimit, nil)
 	w.must(ledger.OpenBucket{Key: "b", Limit: 10})
-	w.must(ledger.Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 10, LeaseID: "taken"})
-	w.refuse(ledger.Reserve{Key: "b", RequestKey: "n", Fingerprint: "f", Tokens: 1, LeaseID: "taken"}, ledger.CodeBudgetExceeded, nil)
+	w.must(ledger.Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 10})
+	w.refuse(ledger.Reserve{Key: "b", RequestKey: "n", Fingerprint: "f", Tokens: 1}, ledger.CodeBudgetExceeded, nil)
 	// The expected limit comes before the allocation.
 	w.refuse(ledger.SetLimit{Key: key, ExpectedLimit: 11, Limit: 1}, ledger.CodeLimitChanged, nil)
 	// The bucket comes before the lease.
 	w.refuse(ledger.Commit{Key: "absent", LeaseID: lease.ID}, ledger.CodeBucketNotFound, nil)
 }
 
-// Goal: a lease ID never names two leases of a bucket.
-func leaseIDCollision(w *world) {
+// Goal: an ID that the ledger did not make names no lease, however much it looks
+// like one. Method: the ID of a lease, changed in each of its parts.
+func unknownLeaseIDs(w *world) {
 	w.open(100)
-	w.must(ledger.Reserve{Key: key, RequestKey: "a", Fingerprint: "f", Tokens: 1, LeaseID: "same"})
-	w.refuse(ledger.Reserve{Key: key, RequestKey: "b", Fingerprint: "f", Tokens: 1, LeaseID: "same"}, ledger.CodeLeaseIDCollision, nil)
-	results := w.do(
-		ledger.Reserve{Key: key, RequestKey: "c", Fingerprint: "f", Tokens: 1, LeaseID: "twice"},
-		ledger.Reserve{Key: key, RequestKey: "d", Fingerprint: "f", Tokens: 1, LeaseID: "twice"},
-	)
-	if results[0].Err != nil {
-		w.Errorf("the first of two is refused: %v", results[0].Err)
+	id := w.reserve(5).ID
+	w.Clock().Advance(time.Millisecond)
+	createdAt, hash, _ := strings.Cut(id, ".")
+	_, later, _ := strings.Cut(w.leaseID(key, "another"), ".")
+	for _, unknown := range []string{
+		createdAt, createdAt + ".", hash[1:], createdAt + "." + hash + "A", "0" + id, "A" + id,
+		strings.ToUpper("1a"+createdAt) + "." + hash, createdAt + "." + later, w.leaseID(key, "another"),
+		strings.Replace(w.leaseID(key, "k"), later, hash, 1), createdAt + "x." + hash,
+		"3a9f4d0e-7f43-4f4b-9d0c-0d3b6b7f7d1e", "lease",
+	} {
+		w.refuse(ledger.Commit{Key: key, LeaseID: unknown, ActualTokens: 1}, ledger.CodeLeaseNotFound, map[string]any{"leaseId": unknown})
 	}
-	w.wantRefusal(results[1], ledger.CodeLeaseIDCollision, nil)
-	w.wantCounters(0, 2)
+	w.must(ledger.Commit{Key: key, LeaseID: id, ActualTokens: 1})
 }
 
 // Goal: a commit may be anything from 0 to what was reserved.

@@ -54,13 +54,12 @@ func vanishedWithoutOwner(w *world) {
 // bucket. Method: opening the key anew and repeating an old request, in one call.
 func leftovers(w *world) {
 	w.declare(normalLimit)
-	reserve := ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 10, LeaseID: "lease-a"}
+	reserve := ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: "f", Tokens: 10}
 	w.must(reserve)
 	w.must(ledger.SetLimit{Key: key, ExpectedLimit: normalLimit, Limit: 150, OperationID: "op-1"})
 	w.drop()
 	w.close(ledger.DeletionRetain)
 	w.owner.UID, w.owner.CreatedAt, w.generation = "bucket-uid-2", w.now().Add(time.Second), 0
-	reserve.LeaseID = "lease-b"
 	results := w.do(w.declaration(normalLimit), reserve,
 		ledger.SetLimit{Key: key, ExpectedLimit: normalLimit, Limit: 150, OperationID: "op-1"})
 	for i, result := range results {
@@ -68,7 +67,7 @@ func leftovers(w *world) {
 			w.Fatalf("request %d was refused: %v", i, result.Err)
 		}
 	}
-	if lease := results[1].Lease; lease.ID != "lease-b" || lease.State != ledger.LeaseReserved {
+	if lease := results[1].Lease; lease.ID != w.leaseID(key, "k") || lease.State != ledger.LeaseReserved {
 		w.Errorf("the reservation on the new bucket answers %+v", lease)
 	}
 	w.wantCounters(0, 10)

@@ -2,10 +2,13 @@ package ledgertest
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -75,11 +78,6 @@ func (w *world) next(prefix string) string {
 // request repeats exactly.
 func (w *world) complete(request ledger.Request) ledger.Request {
 	switch r := request.(type) {
-	case ledger.Reserve:
-		if r.LeaseID == "" {
-			r.LeaseID = w.next("lease")
-		}
-		return r
 	case ledger.SetLimit:
 		if r.OperationID == "" {
 			r.OperationID = w.next("set-limit")
@@ -228,6 +226,13 @@ func (w *world) reserveFor(tokens int64, ttl time.Duration) *ledger.Lease {
 
 func (w *world) reservation(tokens int64) ledger.Reserve {
 	return ledger.Reserve{Key: key, RequestKey: w.next("request"), Fingerprint: "fingerprint", Tokens: tokens}
+}
+
+// leaseID is the ID of the lease that a request key would be given now. It is made
+// here once more, from its description, for keys that JSON does not escape.
+func (w *world) leaseID(bucketKey, requestKey string) string {
+	hash := sha256.Sum256(fmt.Appendf(nil, "[%q,%q]", bucketKey, requestKey))
+	return strconv.FormatInt(w.now().UnixMilli(), 36) + "." + base64.RawURLEncoding.EncodeToString(hash[:])
 }
 
 func (w *world) commit(lease *ledger.Lease, tokens int64) {

@@ -45,18 +45,18 @@ func remove[K comparable, V any](t *transaction, table map[K]V, key K) {
 }
 
 // tableOf returns a bucket's part of a table, made if it is absent.
-func tableOf[V any](t *transaction, tables map[string]map[string]V, key string) map[string]V {
+func tableOf[K comparable, V any](t *transaction, tables map[string]map[K]V, key string) map[K]V {
 	if tables[key] == nil {
-		put(t, tables, key, map[string]V{})
+		put(t, tables, key, map[K]V{})
 	}
 	return tables[key]
 }
 
 // apply writes the effects in the order in which the PostgreSQL store does: the
-// bucket's row, expiry, leases, raises, approvals, operations, audit.
+// bucket's row, leases, raises, approvals, operations, audit.
 func (t *transaction) apply(view *ledger.View, effects *ledger.Effects) *ledger.Error {
 	for _, step := range []func(*ledger.View, *ledger.Effects) *ledger.Error{
-		t.writeBucket, t.expire, t.writeLeases, t.writeRaises,
+		t.writeBucket, t.writeLeases, t.checkExpired, t.writeRaises,
 		t.writeApprovals, t.writeOperations, t.writeAudit,
 	} {
 		if err := step(view, effects); err != nil {
@@ -99,29 +99,6 @@ func (t *transaction) writeBucket(view *ledger.View, effects *ledger.Effects) *l
 	return nil
 }
 
-// expire settles the overdue leases as one set. It comes before the single leases
-// are written, which may then say more about some of these.
-func (t *transaction) expire(view *ledger.View, effects *ledger.Effects) *ledger.Error {
-	if effects.Expire == nil {
-		return nil
-	}
-	var count int64
-	for id, lease := range t.leases[view.Key] {
-		if lease.State != ledger.LeaseReserved || lease.ExpiresAt.After(effects.Expire.At) {
-			continue
-		}
-		expired := lease.Clone()
-		expired.State = ledger.LeaseExpired
-		expired.SettledAt = &effects.Expire.At
-		put(t, t.leases[view.Key], id, expired.Clone())
-		count++
-	}
-	if count != effects.Expire.Count && effects.Row != ledger.RowDelete {
-		return violation("%d leases of bucket %q expired, not %d", count, view.Key, effects.Expire.Count)
-	}
-	return nil
-}
-
 func (t *transaction) writeLeases(view *ledger.View, effects *ledger.Effects) *ledger.Error {
 	for _, lease := range effects.InsertLeases {
 		if _, found := t.leases[view.Key][lease.ID]; found {
@@ -158,6 +135,20 @@ func (t *transaction) writeLease(key string, lease *ledger.Lease) *ledger.Error 
 		return err
 	}
 	put(t, tableOf(t, t.leases, key), lease.ID, lease.Clone())
+	return nil
+}
+
+// checkExpired refuses a bucket that says of a reserved lease that it has expired.
+func (t *transaction) checkExpired(view *ledger.View, effects *ledger.Effects) *ledger.Error {
+	b := t.buckets[view.Key]
+	if b == nil || effects.Row == ledger.RowUnchanged {
+		return nil
+	}
+	for _, lease := range t.leases[view.Key] {
+		if lease.State == ledger.LeaseReserved && !lease.ExpiresAt.After(b.ExpiredThrough) {
+			return violation("lease %q of bucket %q has not expired by %s", lease.ID, view.Key, b.ExpiredThrough)
+		}
+	}
 	return nil
 }
 

@@ -65,7 +65,7 @@ func checkLease(key string, l *ledger.Lease) *ledger.Error {
 	switch {
 	case !consistent:
 		return violation("lease %q is %s without the fields of that state", l.ID, l.State)
-	case l.BucketKey != key || l.ID == "" || len(l.RequestHash) != 64 || len(l.FingerprintHash) != 64:
+	case l.BucketKey != key || l.ID == "" || l.RequestHash == (ledger.Hash{}) || l.FingerprintHash == (ledger.Hash{}):
 		return violation("lease %q is not named as it should be", l.ID)
 	case l.ReservedTokens < 1 || !tokens(l.ReservedTokens):
 		return violation("lease %q reserves %d tokens", l.ID, l.ReservedTokens)

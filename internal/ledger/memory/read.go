@@ -162,14 +162,14 @@ func (s *Store) Leases(ctx context.Context, bucketKey string, after ledger.Lease
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	position := &ledger.Lease{CreatedAt: after.CreatedAt, ID: after.LeaseID}
+	position := &ledger.Lease{ExpiresAt: after.ExpiresAt, ID: after.LeaseID}
 	var leases []*ledger.Lease
 	for _, lease := range s.rows.leases[bucketKey] {
-		if byTimeAndID(lease, position) > 0 {
+		if byExpiryAndID(lease, position) > 0 {
 			leases = append(leases, lease.Clone())
 		}
 	}
-	slices.SortFunc(leases, byTimeAndID)
+	slices.SortFunc(leases, byExpiryAndID)
 	return page(leases, limit), nil
 }
 

@@ -44,7 +44,7 @@ var _ ledger.Store = (*Store)(nil)
 type rows struct {
 	buckets    map[string]*ledger.Bucket
 	leases     map[string]map[string]*ledger.Lease
-	requests   map[string]map[string]string // request hash to lease ID
+	requests   map[string]map[ledger.Hash]string // to the lease ID
 	raises     map[string]map[string]*ledger.Raise
 	operations map[string]map[string]ledger.OperationRecord
 	approvals  map[ledger.ApprovalKey]ledger.SpentApproval
@@ -67,7 +67,7 @@ func New(options Options) *Store {
 		rows: rows{
 			buckets:    map[string]*ledger.Bucket{},
 			leases:     map[string]map[string]*ledger.Lease{},
-			requests:   map[string]map[string]string{},
+			requests:   map[string]map[ledger.Hash]string{},
 			raises:     map[string]map[string]*ledger.Raise{},
 			operations: map[string]map[string]ledger.OperationRecord{},
 			approvals:  map[ledger.ApprovalKey]ledger.SpentApproval{},
@@ -190,7 +190,6 @@ func needsOf(requests []ledger.Request) ledger.Needs {
 		all.RaiseUIDs = append(all.RaiseUIDs, needs.RaiseUIDs...)
 		all.Grants = append(all.Grants, needs.Grants...)
 		all.Approvals = append(all.Approvals, needs.Approvals...)
-		all.ExpiredLeaseIDs = all.ExpiredLeaseIDs || needs.ExpiredLeaseIDs
 	}
 	return all
 }
@@ -202,9 +201,9 @@ func canceled(ctx context.Context) *ledger.Error {
 	return nil
 }
 
-// byTimeAndID orders leases as they are listed.
-func byTimeAndID(a, b *ledger.Lease) int {
-	if order := a.CreatedAt.Compare(b.CreatedAt); order != 0 {
+// byExpiryAndID orders leases as they are listed.
+func byExpiryAndID(a, b *ledger.Lease) int {
+	if order := a.ExpiresAt.Compare(b.ExpiresAt); order != 0 {
 		return order
 	}
 	return strings.Compare(a.ID, b.ID)

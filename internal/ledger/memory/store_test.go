@@ -18,9 +18,9 @@ func TestViolationIsRefusedAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	request := func(name string) ledger.Reserve {
-		return ledger.Reserve{Key: "b", RequestKey: name, LeaseID: name, Fingerprint: "f", Tokens: 10}
+		return ledger.Reserve{Key: "b", RequestKey: name, Fingerprint: "f", Tokens: 10}
 	}
-	store.rows.requests["b"] = map[string]string{request("second").Needs().RequestHashes[0]: "ghost"}
+	store.rows.requests["b"] = map[ledger.Hash]string{request("second").Needs().RequestHashes[0]: "ghost"}
 
 	results := l.Do(t.Context(), request("first"), request("second"), request("third"))
 	for i, want := range []ledger.Code{"", ledger.CodeStoreContractViolation, ""} {

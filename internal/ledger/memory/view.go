@@ -17,10 +17,8 @@ func (r *rows) load(key string, clock time.Time, needs ledger.Needs) *ledger.Vie
 	}
 	if view.Bucket == nil {
 		view.History = r.history(key)
-	} else {
-		r.loadOverdue(view, clock, needs.ExpiredLeaseIDs)
 	}
-	r.loadLeases(view, needs)
+	r.loadLeases(view, clock, needs)
 	r.loadRaises(view, needs)
 	for _, id := range unique(needs.OperationIDs) {
 		if record, found := r.operations[key][id]; found {
@@ -45,37 +43,22 @@ func (r *rows) history(key string) ledger.History {
 	return h
 }
 
-// loadOverdue sums up the reserved leases whose expiry the bucket's instant has
-// reached.
-func (r *rows) loadOverdue(view *ledger.View, clock time.Time, wantIDs bool) {
-	at := clock
-	if view.Bucket.UpdatedAt.After(at) {
-		at = view.Bucket.UpdatedAt
-	}
-	sums := map[int64]ledger.OverdueLeases{}
-	for _, lease := range r.leases[view.Key] {
-		if lease.State != ledger.LeaseReserved || lease.ExpiresAt.After(at) {
-			continue
-		}
-		sum := sums[lease.ExpiresAt.UnixMilli()]
-		sum.ExpiresAt = lease.ExpiresAt
-		sum.Count++
-		sum.Tokens += lease.ReservedTokens
-		sums[lease.ExpiresAt.UnixMilli()] = sum
-		if wantIDs {
-			view.OverdueIDs = append(view.OverdueIDs, lease.ID)
-		}
-	}
-	for _, instant := range slices.Sorted(maps.Keys(sums)) {
-		view.Overdue = append(view.Overdue, sums[instant])
-	}
-	slices.Sort(view.OverdueIDs)
-}
-
-func (r *rows) loadLeases(view *ledger.View, needs ledger.Needs) {
+// loadLeases copies the named leases and the overdue ones, by ID.
+func (r *rows) loadLeases(view *ledger.View, clock time.Time, needs ledger.Needs) {
 	ids := slices.Clone(needs.LeaseIDs)
 	for _, hash := range needs.RequestHashes {
 		ids = append(ids, r.requests[view.Key][hash])
+	}
+	if b := view.Bucket; b != nil {
+		at := clock
+		if b.UpdatedAt.After(at) {
+			at = b.UpdatedAt
+		}
+		for id, lease := range r.leases[view.Key] {
+			if lease.State == ledger.LeaseReserved && !lease.ExpiresAt.After(at) {
+				ids = append(ids, id)
+			}
+		}
 	}
 	for _, id := range unique(ids) {
 		if lease, found := r.leases[view.Key][id]; found {

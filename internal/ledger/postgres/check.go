@@ -97,7 +97,7 @@ func (v settings) warnings() []string {
 func (s *Store) Writable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(s.options.CallTimeout, s.transactionBound()))
 	defer cancel()
-	_, err := s.attempt(ctx, readAttempts, false, func() error { return s.commitNothing(ctx) })
+	err := s.attempt(ctx, readAttempts, nil, func() error { return s.commitNothing(ctx) })
 	if err != nil {
 		return domainError(err)
 	}

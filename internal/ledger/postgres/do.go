@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -22,8 +21,8 @@ const (
 	singleAttempts = 5
 	// doomedAttempts bounds it for what the server refuses whoever else is at work.
 	doomedAttempts = 2
-	// maxExpiries bounds how many transactions a call spends on leases that expired
-	// in a pile, before its own.
+	// maxExpiries bounds how many transactions are spent on leases that expired in a
+	// pile, before those who wait are answered.
 	maxExpiries = 1000
 	// connectionAttempts bounds how often a lost connection is replaced.
 	connectionAttempts = 5
@@ -37,205 +36,277 @@ func (s *Store) Do(ctx context.Context, requests []ledger.Request) []ledger.Resu
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	results := make([]ledger.Result, len(requests))
-	for _, chunk := range chunks(grouped(requests)) {
-		s.resolve(ctx, chunk, false, results)
+	parts := partsOf(requests)
+	for len(parts) > 0 {
+		// A bucket with more requests than one transaction takes has its next part
+		// served after this one.
+		var later []*part
+		for _, p := range parts {
+			if rest := p.start(s.engine); rest != nil {
+				later = append(later, rest)
+			}
+		}
+		for _, p := range parts {
+			p.call.wait(ctx)
+			for i, position := range p.positions {
+				results[position] = p.call.results[i]
+			}
+		}
+		parts = later
 	}
 	return results
 }
 
-// grouped sorts requests by bucket, in byte order of the keys, keeping the order
-// of each bucket's requests.
-func grouped(requests []ledger.Request) []*group {
-	byKey := map[string]*group{}
-	var groups []*group
+// part is the requests of one call of Do on one bucket.
+type part struct {
+	key      string
+	requests []ledger.Request
+	// positions are where the results belong.
+	positions []int
+	call      *call
+}
+
+// partsOf divides requests by bucket, keeping the order of each bucket's requests.
+func partsOf(requests []ledger.Request) []*part {
+	byKey := map[string]*part{}
+	var parts []*part
 	for i, request := range requests {
-		g := byKey[request.Bucket()]
-		if g == nil {
-			g = &group{key: request.Bucket()}
-			byKey[g.key] = g
-			groups = append(groups, g)
+		p := byKey[request.Bucket()]
+		if p == nil {
+			p = &part{key: request.Bucket()}
+			byKey[p.key] = p
+			parts = append(parts, p)
 		}
-		g.requests = append(g.requests, request)
-		g.positions = append(g.positions, i)
-	}
-	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(a.key, b.key) })
-	return groups
-}
-
-// chunks divides groups into transactions of bounded size. A bucket with more
-// requests than one transaction takes continues in the next one.
-func chunks(groups []*group) [][]*group {
-	var all [][]*group
-	var chunk []*group
-	count := 0
-	flush := func() {
-		if len(chunk) > 0 {
-			all = append(all, chunk)
-		}
-		chunk, count = nil, 0
-	}
-	for _, g := range groups {
-		for len(g.requests) > 0 {
-			if len(chunk) == maxBuckets || count == maxRequests {
-				flush()
-			}
-			n := min(len(g.requests), maxRequests-count)
-			chunk = append(chunk, &group{key: g.key, requests: g.requests[:n], positions: g.positions[:n]})
-			count += n
-			g = &group{key: g.key, requests: g.requests[n:], positions: g.positions[n:]}
-			if len(g.requests) > 0 {
-				flush()
-			}
-		}
-	}
-	flush()
-	return all
-}
-
-// resolve answers groups of different buckets: those that no other call works on
-// at once, the others each when its turn comes, so that no bucket waits for
-// another one's. unknown says that an earlier attempt may have been carried out.
-func (s *Store) resolve(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) {
-	var free, taken []*group
-	for _, g := range groups {
-		if s.turns.tryTake(g.key) {
-			free = append(free, g)
-		} else {
-			taken = append(taken, g)
-		}
-	}
-	if len(free) > 0 {
-		s.resolveInTurn(ctx, free, unknown, results)
-	}
-	for _, g := range taken {
-		if err := s.turns.take(ctx, g.key); err != nil {
-			refuse([]*group{g}, unknown, err, results)
-			continue
-		}
-		s.resolveInTurn(ctx, []*group{g}, unknown, results)
-	}
-}
-
-// resolveInTurn answers groups whose turns were taken, and gives the turns back:
-// in one transaction, or if that keeps failing bucket by bucket, then request by
-// request, so that whatever is in the way affects only what it belongs to.
-func (s *Store) resolveInTurn(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) {
-	rest, unknown, err := s.serveInTurn(ctx, groups, unknown, results)
-	switch {
-	case err == nil:
-	case ctx.Err() == nil && worthSplitting(err, rest):
-		for _, part := range split(rest) {
-			s.resolve(ctx, part, unknown, results)
-		}
-	default:
-		refuse(rest, unknown, err, results)
-	}
-}
-
-// serveInTurn answers groups in one transaction, after as many as it takes to
-// settle what expired in a pile, and gives their turns back. It returns the groups
-// that it could not answer, with the reason.
-func (s *Store) serveInTurn(ctx context.Context, groups []*group, unknown bool, results []ledger.Result) ([]*group, bool, error) {
-	defer func(groups []*group) {
-		for _, g := range groups {
-			s.turns.give(g.key)
-		}
-	}(groups)
-	for range maxExpiries {
-		limit := singleAttempts
-		if splittable(groups) {
-			limit = batchAttempts
-		}
-		var answers map[string]answer
-		var err error
-		unknown, err = s.attempt(ctx, limit, unknown, func() (err error) {
-			answers, err = s.serve(ctx, groups)
-			return err
-		})
-		if err != nil {
-			return groups, unknown, err
-		}
-		if groups = report(groups, answers, results); len(groups) == 0 {
-			return nil, unknown, nil
-		}
-	}
-	return groups, unknown, ledger.Errorf(ledger.CodeUnavailable,
-		"More leases of the bucket have expired than one call settles. Repeat later.")
-}
-
-// report writes answers where they belong and returns the groups that are still
-// to be served.
-func report(groups []*group, answers map[string]answer, results []ledger.Result) []*group {
-	var left []*group
-	for _, g := range groups {
-		a := answers[g.key]
-		if a.piled && a.results[0].Err == nil {
-			left = append(left, g)
-			continue
-		}
-		for i, position := range g.positions {
-			// The touch of a pile that is refused stands for them all.
-			results[position] = a.results[min(i, len(a.results)-1)]
-		}
-	}
-	return left
-}
-
-// refuse answers groups with an error.
-func refuse(groups []*group, unknown bool, err error, results []ledger.Result) {
-	if unknown {
-		// Whatever the last attempt met, the first one may have been carried out.
-		err = &failure{certainty: ambiguous, err: err}
-	}
-	for _, g := range groups {
-		for _, position := range g.positions {
-			results[position] = ledger.Result{Err: domainError(err)}
-		}
-	}
-}
-
-func splittable(groups []*group) bool { return len(groups) > 1 || len(groups[0].requests) > 1 }
-
-// split divides groups into smaller transactions: one for each bucket, or for a
-// single bucket one for each request.
-func split(groups []*group) [][]*group {
-	var parts [][]*group
-	switch {
-	case len(groups) > 1:
-		for _, g := range groups {
-			parts = append(parts, []*group{g})
-		}
-	case len(groups[0].requests) > 1:
-		g := groups[0]
-		for i := range g.requests {
-			parts = append(parts, []*group{{key: g.key, requests: g.requests[i : i+1], positions: g.positions[i : i+1]}})
-		}
+		p.requests = append(p.requests, request)
+		p.positions = append(p.positions, i)
 	}
 	return parts
 }
 
-// worthSplitting reports whether a part may succeed where the whole did not: all
-// requests of one bucket wait for the same lock, and without a connection none
-// can be served.
-func worthSplitting(err error, groups []*group) bool {
-	var f *failure
-	if !errors.As(err, &f) {
+// start hands as many requests to the engine as one transaction takes, and returns
+// what is left.
+func (p *part) start(e *engine) *part {
+	var rest *part
+	if len(p.requests) > maxRequests {
+		rest = &part{key: p.key, requests: p.requests[maxRequests:], positions: p.positions[maxRequests:]}
+		p.requests, p.positions = p.requests[:maxRequests], p.positions[:maxRequests]
+	}
+	p.call = newCall(p.requests)
+	if err := e.enter(p.key, p.call); err != nil {
+		p.call.results = refusals(len(p.requests), err)
+		close(p.call.done)
+	}
+	return rest
+}
+
+// refusals answers n requests with an error.
+func refusals(n int, err error) []ledger.Result {
+	results := make([]ledger.Result, n)
+	for i := range results {
+		results[i] = ledger.Result{Err: domainError(err)}
+	}
+	return results
+}
+
+// group is the calls on one bucket that are served in one transaction.
+type group struct {
+	key   string
+	calls []*call
+	// expired are the leases that were expired before the calls could be served.
+	expired []string
+}
+
+// touching is a group that performs what is due and asks for nothing.
+func touching(key string) *group {
+	return &group{key: key, calls: []*call{newCall([]ledger.Request{ledger.Touch{Key: key}})}}
+}
+
+// count is the number of requests.
+func (g *group) count() int {
+	n := 0
+	for _, c := range g.calls {
+		n += len(c.requests)
+	}
+	return n
+}
+
+// decide returns the calls that are decided on now and their requests. Where more
+// leases are overdue than one transaction settles, that is only a touch.
+func (g *group) decide(piled bool) ([]*call, []ledger.Request) {
+	if piled {
+		return nil, []ledger.Request{ledger.Touch{Key: g.key}}
+	}
+	calls := make([]*call, 0, len(g.calls))
+	requests := make([]ledger.Request, 0, len(g.calls))
+	for _, c := range g.calls {
+		if c.decide() {
+			calls = append(calls, c)
+			requests = append(requests, c.requests...)
+		}
+	}
+	return calls, requests
+}
+
+// undecide lets callers give up calls again of which it is certain that nothing was
+// done.
+func (g *group) undecide() {
+	for _, c := range g.calls {
+		if !c.unknown {
+			c.stage.CompareAndSwap(stageDecided, stageWaiting)
+		}
+	}
+}
+
+// setUnknown notes that the calls that were decided on may have been carried out.
+func (g *group) setUnknown() {
+	for _, c := range g.calls {
+		if c.stage.Load() == stageDecided {
+			c.unknown = true
+		}
+	}
+}
+
+func (g *group) unknown() bool {
+	for _, c := range g.calls {
+		if c.unknown {
+			return true
+		}
+	}
+	return false
+}
+
+// report gives the calls their answers. It returns false when they are still to be
+// served.
+func (g *group) report(a answer) bool {
+	if a.piled {
+		if err := a.results[0].Err; err != nil {
+			g.refuse(err)
+			return true
+		}
+		g.expired = append(g.expired, a.results[0].ExpiredLeaseIDs...)
 		return false
 	}
-	return splittable(groups) && (f.certainty == aborted || f.certainty == timedOut && len(groups) > 1)
+	results := a.results
+	for _, c := range a.calls {
+		n := copy(c.results, results)
+		results = results[n:]
+		g.reportExpired(c)
+	}
+	return true
+}
+
+// reportExpired tells the first who asked for it which leases were expired.
+func (g *group) reportExpired(c *call) {
+	for i, request := range c.requests {
+		if request.Operation() == ledger.OpReapExpired && c.results[i].Err == nil && len(g.expired) > 0 {
+			ids := append(g.expired, c.results[i].ExpiredLeaseIDs...)
+			slices.Sort(ids)
+			c.results[i].ExpiredLeaseIDs, g.expired = ids, nil
+		}
+	}
+}
+
+// refuse answers all calls with an error.
+func (g *group) refuse(err error) {
+	for _, c := range g.calls {
+		cause := err
+		if c.unknown {
+			// Whatever the last attempt met, an earlier one may have been carried out.
+			cause = &failure{certainty: ambiguous, err: err}
+		}
+		if c.decide() {
+			copy(c.results, refusals(len(c.requests), cause))
+		}
+	}
+}
+
+// answerTogether answers groups in one transaction. It returns those that are left:
+// with an error they can have no other answer, without one each needs a transaction
+// of its own.
+func (s *Store) answerTogether(groups []*group) (left map[*group]bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.CallTimeout)
+	defer cancel()
+	var answers map[string]answer
+	err = s.attempt(ctx, batchAttempts, groups, func() (err error) {
+		answers, err = s.serveTogether(ctx, groups)
+		return err
+	})
+	left = map[*group]bool{}
+	for _, g := range groups {
+		a, served := answers[g.key]
+		if !served || !g.report(a) {
+			left[g] = true
+		}
+	}
+	var f *failure
+	if errors.As(err, &f) && (f.certainty == aborted || f.certainty == timedOut) {
+		err = nil
+	}
+	return left, err
+}
+
+// answerAlone answers one bucket's group, in one transaction after as many as it
+// takes to settle what expired in a pile. If that keeps being refused each request
+// has a transaction of its own, so that whatever is in the way affects only what it
+// belongs to.
+func (s *Store) answerAlone(g *group) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.options.CallTimeout)
+	defer cancel()
+	limit := singleAttempts
+	if g.count() > 1 {
+		limit = batchAttempts
+	}
+	for range maxExpiries {
+		var answers map[string]answer
+		err := s.attempt(ctx, limit, []*group{g}, func() (err error) {
+			answers, err = s.serveAlone(ctx, g)
+			return err
+		})
+		var f *failure
+		switch {
+		case err == nil:
+			if g.report(answers[g.key]) {
+				return
+			}
+			continue
+		case errors.As(err, &f) && f.certainty == aborted && g.count() > 1:
+			s.answerSingly(g)
+		default:
+			g.refuse(err)
+		}
+		return
+	}
+	g.refuse(ledger.Errorf(ledger.CodeUnavailable,
+		"More leases of the bucket have expired than are settled at once. Repeat later."))
+}
+
+// answerSingly answers each request in a transaction of its own.
+func (s *Store) answerSingly(g *group) {
+	for _, c := range g.calls {
+		if !c.decide() {
+			continue
+		}
+		for i := range c.requests {
+			single := newCall(c.requests[i : i+1])
+			single.unknown = c.unknown
+			s.answerAlone(&group{key: g.key, calls: []*call{single}})
+			c.results[i] = single.results[0]
+		}
+	}
 }
 
 // attempt runs a transaction until it succeeds or running it again does not help.
 // The bounds are limit for one that the server refuses, and connectionAttempts
 // for lost connections. If any attempt's outcome stayed unknown, so does the
 // outcome of them all, unless a later one succeeds.
-func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func() error) (bool, error) {
+func (s *Store) attempt(ctx context.Context, limit int, groups []*group, run func() error) error {
 	refusals, losses := 0, 0
+	unknown := slices.ContainsFunc(groups, (*group).unknown)
 	for {
 		err := run()
 		var f *failure
 		if err == nil || !errors.As(err, &f) {
-			return unknown, err
+			return err
 		}
 		again := false
 		switch f.certainty {
@@ -248,6 +319,9 @@ func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func()
 		case timedOut:
 		case ambiguous:
 			unknown = true
+			for _, g := range groups {
+				g.setUnknown()
+			}
 			losses++
 			again = losses < connectionAttempts
 		case disconnected:
@@ -258,8 +332,11 @@ func (s *Store) attempt(ctx context.Context, limit int, unknown bool, run func()
 			losses++
 			again = unknown && losses < connectionAttempts
 		}
+		for _, g := range groups {
+			g.undecide()
+		}
 		if !again || !pause(ctx, refusals+losses) {
-			return unknown, err
+			return err
 		}
 	}
 }

@@ -31,6 +31,7 @@ const (
 	codeUndefinedTable   = "42P01"
 	codeUndefinedSchema  = "3F000"
 	codeUndefinedFunc    = "42883"
+	codeUndefinedColumn  = "42703"
 	codeNoPrivilege      = "42501"
 
 	classInvalidAuthorization = "28"
@@ -39,6 +40,11 @@ const (
 	classData                 = "22"
 	classResources            = "53"
 )
+
+// codesOfStatements say that a prepared statement is not what this process takes it
+// for: somebody between it and the server has changed the session, or the tables
+// have changed. Another connection prepares its own.
+var codesOfStatements = []string{"26000", "42P05", "0A000"}
 
 // maxCauseLength bounds what of a server's message is passed on, in bytes.
 const maxCauseLength = 300
@@ -109,7 +115,7 @@ func judge(err error, committing bool) certainty {
 		return disconnected
 	case committing && (code == codeCompletionUnknow || classOf(code) == classConnection || isFatal(reply)):
 		return ambiguous
-	case code == codeReadOnly, classOf(code) == classConnection, isFatal(reply):
+	case code == codeReadOnly, classOf(code) == classConnection, isFatal(reply), slices.Contains(codesOfStatements, code):
 		return disconnected
 	case code == codeLockNotAvailable, code == codeQueryCanceled, classOf(code) == classResources:
 		return timedOut
@@ -208,8 +214,6 @@ func domainError(err error) *ledger.Error {
 
 func domainErrorOf(reply *pgconn.PgError) *ledger.Error {
 	switch code := reply.Code; {
-	case code == codeUniqueViolation && reply.ConstraintName == "leases_pkey":
-		return ledger.Errorf(ledger.CodeLeaseIDCollision, "The lease ID is taken.")
 	case code == codeConditionFailed, code == codeDeadlock, code == codeSerialization,
 		code == codeUniqueViolation && (reply.ConstraintName == "buckets_pkey" || reply.ConstraintName == "approvals_pkey"):
 		return ledger.Errorf(ledger.CodeUnavailable, "Others kept changing the same rows. Repeat later.")

@@ -32,7 +32,8 @@ func TestJudgeAndMap(t *testing.T) {
 	}{
 		{"condition failed", reply(codeConditionFailed, "ERROR", ""), aborted, aborted, ledger.CodeUnavailable},
 		{"bucket inserted by another", reply(codeUniqueViolation, "ERROR", "buckets_pkey"), aborted, aborted, ledger.CodeUnavailable},
-		{"lease ID taken", reply(codeUniqueViolation, "ERROR", "leases_pkey"), aborted, aborted, ledger.CodeLeaseIDCollision},
+		{"lease there already", reply(codeUniqueViolation, "ERROR", "leases_pkey"), aborted, aborted, ledger.CodeStateCorrupt},
+		{"statement of another session", reply("26000", "ERROR", ""), disconnected, disconnected, ledger.CodeUnavailable},
 		{"audit out of step", reply(codeUniqueViolation, "ERROR", "audit_pkey"), aborted, aborted, ledger.CodeStateCorrupt},
 		{"operation recorded already", reply(codeUniqueViolation, "ERROR", "operations_pkey"), aborted, aborted, ledger.CodeStateCorrupt},
 		{"broken invariant", reply("23514", "ERROR", "buckets_used_range"), aborted, aborted, ledger.CodeStateCorrupt},

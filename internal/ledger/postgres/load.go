@@ -10,10 +10,11 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// maxOverdue bounds how many overdue leases a transaction settles, whatever the
-// number of its buckets; leastOverdue is what each bucket has of it at least.
+// maxOverdue bounds how many leases whose expiry has come a transaction looks
+// through, whatever the number of its buckets; leastOverdue is what each bucket has
+// of it at least.
 const (
-	maxOverdue   = 2_000
+	maxOverdue   = 4_000
 	leastOverdue = 100
 )
 
@@ -24,24 +25,26 @@ type loader struct {
 	clock  time.Time
 	views  map[string]*ledger.View
 	needed needed
-	// overdueLimit is how many overdue leases of each bucket are looked at, overdue
-	// how many there were.
+	// before are the buckets as they were read.
+	before map[string]ledger.Bucket
+	// known are the leases in the views.
+	known map[string]map[ledger.Hash]bool
+	// overdueLimit is how many leases of each bucket are looked through.
 	overdueLimit int64
-	overdue      map[string]int64
 }
 
 // needed are the Needs of all requests, as the columns of the statements that
 // look them up: each list beside the keys of the buckets that it is about.
 type needed struct {
+	requestKeys                 []string
+	requestHashes               [][]byte
 	leaseKeys, leaseIDs         []string
-	requestKeys, requestHashes  []string
 	operationKeys, operationIDs []string
 	raiseKeys, raiseUIDs        []string
 	grantKeys                   []string
 	grants                      []ledger.GrantKey
 	approvalKeys                []string
 	approvals                   []ledger.ApprovalKey
-	expiredLeaseIDs             []string
 }
 
 func (n *needed) add(key string, needs ledger.Needs) {
@@ -52,7 +55,10 @@ func (n *needed) add(key string, needs ledger.Needs) {
 		}
 	}
 	add(&n.leaseKeys, &n.leaseIDs, needs.LeaseIDs)
-	add(&n.requestKeys, &n.requestHashes, needs.RequestHashes)
+	for _, hash := range needs.RequestHashes {
+		n.requestKeys = append(n.requestKeys, key)
+		n.requestHashes = append(n.requestHashes, hash[:])
+	}
 	add(&n.operationKeys, &n.operationIDs, needs.OperationIDs)
 	add(&n.raiseKeys, &n.raiseUIDs, needs.RaiseUIDs)
 	for _, grant := range needs.Grants {
@@ -63,17 +69,16 @@ func (n *needed) add(key string, needs ledger.Needs) {
 		n.approvalKeys = append(n.approvalKeys, key)
 		n.approvals = append(n.approvals, approval)
 	}
-	if needs.ExpiredLeaseIDs && !slices.Contains(n.expiredLeaseIDs, key) {
-		n.expiredLeaseIDs = append(n.expiredLeaseIDs, key)
-	}
 }
 
 func newLoader(groups []*group) *loader {
-	l := &loader{views: map[string]*ledger.View{}, overdue: map[string]int64{}}
+	l := &loader{views: map[string]*ledger.View{}, before: map[string]ledger.Bucket{}, known: map[string]map[ledger.Hash]bool{}}
 	for _, g := range groups {
 		l.view(g.key)
-		for _, request := range g.requests {
-			l.needed.add(g.key, request.Needs())
+		for _, c := range g.calls {
+			for _, needs := range c.needs {
+				l.needed.add(g.key, needs)
+			}
 		}
 	}
 	return l
@@ -96,12 +101,12 @@ func (l *loader) keys() []string {
 	return keys
 }
 
-// missing are the buckets without a row.
-func (l *loader) missing() []string {
+// missing are the buckets of groups without a row.
+func (l *loader) missing(groups []*group) []string {
 	var keys []string
-	for key, view := range l.views {
-		if view.Bucket == nil {
-			keys = append(keys, key)
+	for _, g := range groups {
+		if l.view(g.key).Bucket == nil {
+			keys = append(keys, g.key)
 		}
 	}
 	return keys
@@ -120,8 +125,8 @@ func each(query *pgx.QueuedQuery, read func(pgx.Rows) error) {
 	})
 }
 
-func (l *loader) queueLock(batch *pgx.Batch) {
-	each(batch.Queue(lockBuckets, l.keys()), l.readBucket)
+func (l *loader) queueLock(batch *pgx.Batch, statement string) {
+	each(batch.Queue(statement, l.keys()), l.readBucket)
 }
 
 func (l *loader) queueLockDue(batch *pgx.Batch, request ledger.SweepRequest) {
@@ -136,6 +141,7 @@ func (l *loader) readBucket(rows pgx.Rows) error {
 	bucket, err := scanBucket(rows)
 	if err == nil {
 		l.view(bucket.Key).Bucket = bucket
+		l.before[bucket.Key] = *bucket
 	}
 	return err
 }
@@ -149,13 +155,10 @@ func (l *loader) queueReads(batch *pgx.Batch) {
 	each(batch.Queue(liveRaises, keys), l.readLiveRaise)
 	n := &l.needed
 	if len(n.leaseIDs) > 0 {
-		each(batch.Queue(leasesByID, n.leaseKeys, n.leaseIDs), l.readLease)
+		each(batch.Queue(importedLeases, n.leaseKeys, n.leaseIDs), l.readLease)
 	}
 	if len(n.requestHashes) > 0 {
 		each(batch.Queue(leasesByRequest, n.requestKeys, n.requestHashes), l.readLease)
-	}
-	if len(n.expiredLeaseIDs) > 0 {
-		each(batch.Queue(overdueLeaseIDs, n.expiredLeaseIDs, l.overdueLimit), l.readOverdueID)
 	}
 	if len(n.raiseUIDs) > 0 {
 		each(batch.Queue(raisesByUID, n.raiseKeys, n.raiseUIDs), l.readRaise)
@@ -200,33 +203,42 @@ func (l *loader) queueHistories(batch *pgx.Batch, missing []string) {
 }
 
 func (l *loader) readOverdue(rows pgx.Rows) error {
-	var key string
-	var sum ledger.OverdueLeases
-	if err := rows.Scan(&key, instant{&sum.ExpiresAt}, &sum.Count, &sum.Tokens); err != nil {
+	var number int64
+	var row leaseRow
+	if err := rows.Scan(append([]any{&number}, row.targets()...)...); err != nil {
 		return err
 	}
+	lease := row.value()
+	view := l.view(lease.BucketKey)
 	// The statement read the clock a little later than the buckets' instant.
-	if view := l.view(key); !sum.ExpiresAt.After(l.instantOf(view)) {
-		view.Overdue = append(view.Overdue, sum)
-		l.overdue[key] += sum.Count
+	if lease.ExpiresAt.After(l.instantOf(view)) {
+		return nil
+	}
+	if number >= l.overdueLimit {
+		view.OverdueThrough = lease.ExpiresAt
+	}
+	if lease.State == ledger.LeaseReserved {
+		l.addLease(lease)
 	}
 	return nil
 }
 
-// piled reports whether more leases of a bucket may be overdue than its view tells.
-func (l *loader) piled(view *ledger.View) bool { return l.overdue[view.Key] >= l.overdueLimit }
-
-func (l *loader) readOverdueID(rows pgx.Rows) error {
-	var key, id string
-	var expiresAt time.Time
-	if err := rows.Scan(&key, instant{&expiresAt}, &id); err != nil {
-		return err
+// addLease adds a lease to its view, unless that has it already.
+func (l *loader) addLease(lease *ledger.Lease) {
+	known := l.known[lease.BucketKey]
+	if known == nil {
+		known = map[ledger.Hash]bool{}
+		l.known[lease.BucketKey] = known
 	}
-	if view := l.view(key); !expiresAt.After(l.instantOf(view)) {
-		view.OverdueIDs = append(view.OverdueIDs, id)
+	if !known[lease.RequestHash] {
+		known[lease.RequestHash] = true
+		view := l.view(lease.BucketKey)
+		view.Leases = append(view.Leases, lease)
 	}
-	return nil
 }
+
+// piled reports whether more leases of a bucket may be overdue than its view holds.
+func piled(view *ledger.View) bool { return !view.OverdueThrough.IsZero() }
 
 // instantOf is the instant at which the rules decide on a bucket.
 func (l *loader) instantOf(view *ledger.View) time.Time {
@@ -241,10 +253,7 @@ func (l *loader) readLease(rows pgx.Rows) error {
 	if err != nil {
 		return err
 	}
-	view := l.view(lease.BucketKey)
-	if !slices.ContainsFunc(view.Leases, func(other *ledger.Lease) bool { return other.ID == lease.ID }) {
-		view.Leases = append(view.Leases, lease)
-	}
+	l.addLease(lease)
 	return nil
 }
 

@@ -73,7 +73,7 @@ func TestAttempts(t *testing.T) {
 	} {
 		attempts := 0
 		refused := &pgconn.PgError{Code: c.code, ConstraintName: c.constraint}
-		_, err := store.attempt(t.Context(), singleAttempts, false, func() error {
+		err := store.attempt(t.Context(), singleAttempts, nil, func() error {
 			attempts++
 			return &failure{certainty: judge(refused, true), err: refused}
 		})

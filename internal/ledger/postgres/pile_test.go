@@ -14,7 +14,7 @@ func (d *database) overdue(prefix string, leases int, instants int, before time.
 	d.exec(`
 		INSERT INTO tokenlease.leases (bucket_key, lease_id, request_hash, fingerprint_hash, state,
 			reserved_tokens, ttl_ms, created_at, expires_at)
-		SELECT $1::text, $2::text || n, encode(sha256(convert_to($2::text || n, 'UTF8')), 'hex'), repeat('a', 64), 'reserved',
+		SELECT $1::text, $2::text || n, sha256(convert_to($2::text || n, 'UTF8')), sha256('f'), 'reserved',
 			1 + n % 3, 1000, $5::timestamptz - interval '1 hour', $5::timestamptz - interval '1 millisecond' * (1 + n % $4::int)
 		FROM generate_series(1, $3::int) AS n`, bucketKey, prefix, leases, instants, before)
 	d.exec(`

@@ -26,8 +26,8 @@ func TestPlansWithoutStatistics(t *testing.T) {
 	d.exec(`
 		INSERT INTO tokenlease.leases (bucket_key, lease_id, request_hash, fingerprint_hash, state,
 			reserved_tokens, ttl_ms, created_at, expires_at, settled_at)
-		SELECT 'b1', 'l' || n, repeat(md5(n::text), 2), repeat(md5(n::text), 2), CASE WHEN n % 100 = 0 THEN 'reserved' ELSE 'released' END,
-			1, 1000, now(), now() + interval '1 second', CASE WHEN n % 100 > 0 THEN now() END FROM generate_series(1, 20000) AS n`)
+		SELECT 'b1', 'l' || n, sha256(n::text::bytea), sha256(n::text::bytea), CASE WHEN n % 100 = 0 THEN 'reserved' ELSE 'released' END,
+			1, 1000, now(), now() + interval '1 second' * n, CASE WHEN n % 100 > 0 THEN now() END FROM generate_series(1, 20000) AS n`)
 	d.exec(`
 		INSERT INTO tokenlease.audit (bucket_key, sequence, event, outcome, used_tokens, reserved_tokens, limit_epoch, recorded_at)
 		SELECT 'b1', n, 'LimitSet', 'applied', 0, 0, 0, now() FROM generate_series(2, 20001) AS n`)
@@ -54,9 +54,12 @@ func checkPlans(t *testing.T, d *database) {
 	bucket := &ledger.Bucket{Key: "b1", CreatedAt: now, UpdatedAt: now}
 	lease := &ledger.Lease{BucketKey: "b1", ID: "l1", CreatedAt: now, ExpiresAt: now}
 	raise := &ledger.Raise{BucketKey: "b1", ID: "r1", StartsAt: now, ExpiresAt: now, StoredAt: now}
+	var written counterWrites
+	var counters pgx.Batch
+	written.add(bucket)
+	written.queue(&counters)
 	var leases leaseWrites
 	leases.update = []*ledger.Lease{lease}
-	leases.expireKeys, leases.expireAt, leases.expireAllowed = one, []time.Time{now}, []int64{10}
 	var batch pgx.Batch
 	leases.queue(&batch)
 	statements := []*pgx.QueuedQuery{
@@ -64,9 +67,9 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
 		{SQL: nextDue, Arguments: []any{[]string{}}},
 		{SQL: overdueLeases, Arguments: []any{one, 10}},
-		{SQL: overdueLeaseIDs, Arguments: []any{one, 10}},
-		{SQL: leasesByID, Arguments: []any{one, one}},
-		{SQL: leasesByRequest, Arguments: []any{one, one}},
+		{SQL: lockFreeBuckets, Arguments: []any{one}},
+		{SQL: importedLeases, Arguments: []any{one, one}},
+		{SQL: leasesByRequest, Arguments: []any{one, [][]byte{{1}}}},
 		{SQL: liveRaises, Arguments: []any{one}},
 		{SQL: raisesByUID, Arguments: []any{one, one}},
 		{SQL: raisesByGrant, Arguments: []any{one, one, one, one, one, one}},
@@ -78,8 +81,9 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
 		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
 		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
+		{SQL: updateCounters, Arguments: counters.QueuedQueries[0].Arguments},
 		{SQL: updateBuckets, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
-		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), []int64{1}, now)},
+		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
 		{SQL: updateRaises, Arguments: raiseArguments([]*ledger.Raise{raise})},
 	}
 	statements = append(statements, batch.QueuedQueries...)

@@ -79,7 +79,7 @@ func list[T any](
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
 	var found []T
-	_, err := s.attempt(ctx, readAttempts, false, func() error {
+	err := s.attempt(ctx, readAttempts, nil, func() error {
 		found = nil
 		return s.readOnce(ctx, pool, func(ctx context.Context, conn *pgx.Conn) error {
 			rows, err := conn.Query(ctx, query, arguments...)
@@ -152,7 +152,7 @@ func (s *Store) LiveRaises(ctx context.Context, cluster string, after ledger.Rai
 
 // Leases implements ledger.Store.
 func (s *Store) Leases(ctx context.Context, bucketKey string, after ledger.LeasePosition, limit int) ([]*ledger.Lease, error) {
-	return list(ctx, s, s.reads, listLeases, toLease, bucketKey, after.CreatedAt, after.LeaseID, page(limit))
+	return list(ctx, s, s.reads, listLeases, toLease, bucketKey, after.ExpiresAt, after.LeaseID, page(limit))
 }
 
 // Audit implements ledger.Store.

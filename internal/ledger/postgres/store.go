@@ -24,9 +24,10 @@ const (
 	DefaultApplicationName          = "tokenlease"
 )
 
-// MinConnections is the least that MaxConnections bounds: one connection for
-// callers beside those that are kept for reads, the sweeper and health.
-const MinConnections = 1 + readConnections + watchConnections
+// MinConnections is the least that MaxConnections bounds: for callers one connection
+// to serve buckets together and one to serve them alone, beside those that are kept
+// for reads, the sweeper and health.
+const MinConnections = 2 + readConnections + watchConnections
 
 const (
 	connectTimeout = 5 * time.Second
@@ -93,7 +94,7 @@ type Store struct {
 	// pool serves Do, reads what lists rows, and watch the sweeper and the checks of
 	// health: none of them ever waits for another kind's connections.
 	pool, reads, watch *pgxpool.Pool
-	turns              turns
+	engine             *engine
 	refused            refusedCredentials
 }
 
@@ -108,23 +109,25 @@ func Open(options Options) (*Store, error) {
 	}
 	options.setDefaults()
 	s := &Store{options: options}
+	callers := max(options.MaxConnections, MinConnections) - readConnections - watchConnections
 	var err error
 	for _, p := range []struct {
 		pool        **pgxpool.Pool
 		connections int
 	}{
-		{&s.pool, options.MaxConnections - readConnections - watchConnections},
+		{&s.pool, callers},
 		{&s.reads, readConnections},
 		{&s.watch, watchConnections},
 	} {
-		if *p.pool, err = s.newPool(p.connections); err != nil {
+		if *p.pool, err = s.newPool(p.connections, p.pool == &s.pool); err != nil {
 			return nil, err
 		}
 	}
+	s.engine = newEngine(s, callers)
 	return s, nil
 }
 
-func (s *Store) newPool(connections int) (*pgxpool.Pool, error) {
+func (s *Store) newPool(connections int, hot bool) (*pgxpool.Pool, error) {
 	// The pool wants a configuration to start from; each connection replaces it.
 	config, err := pgxpool.ParseConfig("host=localhost")
 	if err != nil {
@@ -135,13 +138,18 @@ func (s *Store) newPool(connections int) (*pgxpool.Pool, error) {
 	config.MaxConnLifetimeJitter = connectionLifetime / 5
 	config.PingTimeout = pingTimeout
 	config.BeforeConnect = s.configureConnection
+	if hot {
+		config.AfterConnect = prepareHotStatements
+	}
 	return pgxpool.NewWithConfig(context.Background(), config)
 }
 
 func (s *Store) pools() []*pgxpool.Pool { return []*pgxpool.Pool{s.pool, s.reads, s.watch} }
 
-// Close ends all connections, waiting for calls that are under way.
+// Close takes in no more calls, answers those that were taken in, and ends all
+// connections.
 func (s *Store) Close() {
+	s.engine.close()
 	for _, pool := range s.pools() {
 		pool.Close()
 	}

@@ -43,7 +43,7 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 func (s *Store) touchDue(ctx context.Context, request ledger.SweepRequest) (due []*group, answers map[string]answer, err error) {
 	// The rows of locked buckets are skipped; this is for those beside them.
 	terms := terms{pool: s.watch, lockTimeout: min(s.options.LockTimeout, sharedLockTimeout)}
-	_, err = s.attempt(ctx, batchAttempts, false, func() (err error) {
+	err = s.attempt(ctx, batchAttempts, nil, func() (err error) {
 		due = nil
 		answers, err = s.inTransaction(ctx, nil, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
 			due, err = t.lockDue(ctx, request)
@@ -69,7 +69,7 @@ func (t *transaction) lockDue(ctx context.Context, request ledger.SweepRequest) 
 	}
 	var due []*group
 	for _, key := range t.loader.keys() {
-		due = append(due, &group{key: key, requests: []ledger.Request{ledger.Touch{Key: key}}})
+		due = append(due, touching(key))
 	}
 	return due, nil
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,7 +25,9 @@ const (
 	// no longer than this. Where half a pipeline arrives none of the first three
 	// bounds counts: a peer that is gone is found by its silence, and one that only
 	// stopped by the bound of the whole transaction, which PostgreSQL 17 brought. It
-	// also tells the schema's triggers that this is the ledger and no other hand.
+	// also tells the schema's triggers that this is the ledger and no other hand, and
+	// has every row looked up through an index, whatever the server knows, or once
+	// knew, of the size of the tables.
 	boundTransaction = `
 SELECT set_config('lock_timeout', $1::text, true),
 	set_config('statement_timeout', $2::text, true),
@@ -34,18 +37,15 @@ SELECT set_config('lock_timeout', $1::text, true),
 	set_config('tcp_keepalives_idle', '5s', true),
 	set_config('tcp_keepalives_interval', '1s', true),
 	set_config('tcp_keepalives_count', '4', true),
-	set_config('tokenlease.writer', 'ledger', true)`
+	set_config('tokenlease.writer', 'ledger', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true),
+	set_config('enable_seqscan', 'off', true),
+	set_config('enable_hashjoin', 'off', true),
+	set_config('enable_mergejoin', 'off', true),
+	set_config('jit', 'off', true)`
 
 	rollbackTimeout = 2 * time.Second
 )
-
-// group is the requests of one call on one bucket, in their order.
-type group struct {
-	key      string
-	requests []ledger.Request
-	// positions are where the answers belong in the call.
-	positions []int
-}
 
 // transaction is one attempt to serve some groups.
 type transaction struct {
@@ -62,6 +62,8 @@ type transaction struct {
 
 // answer is what the rules said about one bucket.
 type answer struct {
+	// calls are those that were decided on, with their results one after another.
+	calls   []*call
 	results []ledger.Result
 	effects *ledger.Effects
 	// piled is set when more leases were overdue than one transaction settles. It
@@ -75,25 +77,43 @@ type terms struct {
 	pool *pgxpool.Pool
 	// lockTimeout bounds the wait for each lock.
 	lockTimeout time.Duration
+	// lock is the statement that locks the buckets.
+	lock string
 }
 
 // sharedLockTimeout bounds the wait for a lock in a transaction of many buckets,
 // which all wait along: whoever is in the way gets a transaction of its own.
 const sharedLockTimeout = 250 * time.Millisecond
 
-// serve carries out groups of different buckets in one transaction. After an
-// error nothing of them was done, unless the error says that this is unknown.
-func (s *Store) serve(ctx context.Context, groups []*group) (map[string]answer, error) {
-	terms := terms{pool: s.pool, lockTimeout: s.options.LockTimeout}
-	if len(groups) > 1 {
-		terms.lockTimeout = min(terms.lockTimeout, sharedLockTimeout)
-	}
+// serveTogether carries out groups of different buckets in one transaction, those
+// that nobody else has locked and that have a row. It returns no answer for the
+// others.
+func (s *Store) serveTogether(ctx context.Context, groups []*group) (map[string]answer, error) {
+	return s.serve(ctx, groups, terms{
+		pool: s.pool, lockTimeout: min(s.options.LockTimeout, sharedLockTimeout), lock: lockFreeBuckets,
+	})
+}
+
+// serveAlone carries out one bucket's group, waiting for its lock, or for the lock
+// that an absent bucket would have.
+func (s *Store) serveAlone(ctx context.Context, g *group) (map[string]answer, error) {
+	return s.serve(ctx, []*group{g}, terms{pool: s.pool, lockTimeout: s.options.LockTimeout, lock: lockBuckets})
+}
+
+// serve carries out groups in one transaction. After an error nothing of them was
+// done, unless the error says that this is unknown.
+func (s *Store) serve(ctx context.Context, groups []*group, terms terms) (map[string]answer, error) {
 	return s.inTransaction(ctx, groups, terms, func(ctx context.Context, t *transaction) ([]*group, error) {
 		batch := &pgx.Batch{}
 		t.queueBegin(batch)
-		t.loader.queueLock(batch)
+		t.loader.queueLock(batch, terms.lock)
 		t.loader.queueReads(batch)
-		return groups, t.send(ctx, batch)
+		if err := t.send(ctx, batch); err != nil || terms.lock == lockBuckets {
+			return groups, err
+		}
+		return slices.DeleteFunc(slices.Clone(groups), func(g *group) bool {
+			return t.loader.view(g.key).Bucket == nil
+		}), nil
 	})
 }
 
@@ -132,18 +152,16 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 		return err
 	}
 	t.readAt = time.Now()
-	if err := t.loadHistories(ctx); err != nil {
+	if err := t.loadHistories(ctx, groups); err != nil {
 		return err
 	}
 	fault.Point("ledger.locked")
 	for _, g := range groups {
-		view, requests := t.loader.view(g.key), g.requests
-		piled := t.loader.piled(view)
-		if piled {
-			requests = []ledger.Request{ledger.Touch{Key: g.key}}
-		}
+		view := t.loader.view(g.key)
+		piled := piled(view)
+		calls, requests := g.decide(piled)
 		results, effects := ledger.Run(view, t.loader.clock, t.store.options.Worker, requests)
-		t.answers[g.key] = answer{results, effects, piled}
+		t.answers[g.key] = answer{calls, results, effects, piled}
 	}
 	return t.write(ctx, groups)
 }
@@ -160,8 +178,8 @@ func inMilliseconds(d time.Duration) string {
 	return strconv.FormatInt(max(1, d.Milliseconds()), 10) + "ms"
 }
 
-func (t *transaction) loadHistories(ctx context.Context) error {
-	missing := t.loader.missing()
+func (t *transaction) loadHistories(ctx context.Context, groups []*group) error {
+	missing := t.loader.missing(groups)
 	if len(missing) == 0 {
 		return nil
 	}
@@ -186,8 +204,9 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		if effects.Empty() {
 			continue
 		}
-		buckets.add(view, effects)
-		leases.add(view, effects, t.answers[g.key].piled)
+		before := t.loader.before[g.key]
+		buckets.add(&before, view, effects)
+		leases.add(view, effects)
 		raises.add(effects)
 		approvals.add(effects)
 		operations.add(view, effects)

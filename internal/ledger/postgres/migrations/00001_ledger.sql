@@ -58,6 +58,7 @@ CREATE TABLE tokenlease.buckets (
     lease_records          bigint NOT NULL,
     audit_sequence         bigint NOT NULL,
     revision               bigint NOT NULL,
+    expired_through        timestamptz NOT NULL DEFAULT '-infinity',
     next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
     closed_at              timestamptz,
     created_at             timestamptz NOT NULL,
@@ -84,11 +85,16 @@ CREATE INDEX buckets_due ON tokenlease.buckets (next_transition_at) WHERE next_t
 
 -- Leases do not reference their bucket: they are written under its row's lock and
 -- removed with it, and a check of each of a thousand rows would prove the same.
+--
+-- The primary key is what makes a request idempotent. A lease ID that the ledger
+-- made holds the request hash, so the same index finds a lease by its ID; only
+-- imported leases have IDs of another make. No index covers what changes when a
+-- lease is settled, and room is left on its page, so settling writes no index.
 CREATE TABLE tokenlease.leases (
     bucket_key       text COLLATE "C" NOT NULL,
     lease_id         text COLLATE "C" NOT NULL,
-    request_hash     text COLLATE "C" NOT NULL,
-    fingerprint_hash text COLLATE "C" NOT NULL,
+    request_hash     bytea NOT NULL,
+    fingerprint_hash bytea NOT NULL,
     state            text COLLATE "C" NOT NULL,
     reserved_tokens  bigint NOT NULL,
     actual_tokens    bigint,
@@ -100,10 +106,10 @@ CREATE TABLE tokenlease.leases (
     raise_id         text COLLATE "C",
     refused_tokens   bigint,
     refused_commits  bigint NOT NULL DEFAULT 0,
-    CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, lease_id),
-    CONSTRAINT leases_request_key UNIQUE (bucket_key, request_hash),
+    imported_at      timestamptz,
+    CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
     CONSTRAINT leases_id_length CHECK (char_length(lease_id) BETWEEN 1 AND 128),
-    CONSTRAINT leases_hashes CHECK (char_length(request_hash) = 64 AND char_length(fingerprint_hash) = 64),
+    CONSTRAINT leases_hashes CHECK (octet_length(request_hash) = 32 AND octet_length(fingerprint_hash) = 32),
     CONSTRAINT leases_reserved_range CHECK (reserved_tokens BETWEEN 1 AND 9007199254740991),
     CONSTRAINT leases_actual_range CHECK (actual_tokens BETWEEN 0 AND 9007199254740991),
     CONSTRAINT leases_refused CHECK (refused_tokens BETWEEN 0 AND 9007199254740991
@@ -114,13 +120,12 @@ CREATE TABLE tokenlease.leases (
         OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
     CONSTRAINT leases_instants CHECK (ttl_ms > 0 AND expires_at > created_at AND settled_at >= created_at),
     CONSTRAINT leases_settled_in_time CHECK (settled_at IS NULL OR (settled_at >= expires_at) = (state = 'expired'))
-) WITH (fillfactor = 90);
+) WITH (fillfactor = 60);
 
--- What is overdue is found without reading what is settled, in one order, so that
--- two statements mean the same first thousands.
-CREATE INDEX leases_reserved ON tokenlease.leases (bucket_key, expires_at, lease_id) WHERE state = 'reserved';
--- Pages of a long history cost what they show.
-CREATE INDEX leases_history ON tokenlease.leases (bucket_key, created_at, lease_id);
+-- What is overdue is found from where the bucket's last search ended, and pages of
+-- a long history cost what they show.
+CREATE INDEX leases_expiry ON tokenlease.leases (bucket_key, expires_at);
+CREATE UNIQUE INDEX leases_imported ON tokenlease.leases (bucket_key, lease_id) WHERE imported_at IS NOT NULL;
 
 CREATE TABLE tokenlease.raises (
     bucket_key             text COLLATE "C" NOT NULL,
@@ -353,6 +358,7 @@ BEGIN
     END IF;
     NEW.audit_sequence := greatest(NEW.audit_sequence, last_sequence) + 1;
     NEW.revision := NEW.revision + 1;
+    NEW.expired_through := '-infinity';
     NEW.next_transition_at := clock;
     NEW.updated_at := greatest(NEW.created_at, NEW.updated_at, clock);
     RETURN NEW;
@@ -388,6 +394,27 @@ $$;
 CREATE TRIGGER buckets_row_noted AFTER INSERT ON tokenlease.buckets
     FOR EACH ROW WHEN (current_setting('tokenlease.writer', true) IS DISTINCT FROM 'ledger')
     EXECUTE FUNCTION tokenlease.note_row();
+
+-- A reserved lease that another hand brings back, such as one from a backup, may
+-- expire before where the search for overdue ones has come: it begins anew.
+-- +goose StatementBegin
+CREATE FUNCTION tokenlease.search_again() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$
+BEGIN
+    UPDATE tokenlease.buckets AS b SET expired_through = '-infinity'
+    WHERE b.bucket_key = NEW.bucket_key AND b.expired_through >= NEW.expires_at;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER leases_row_placed AFTER INSERT ON tokenlease.leases
+    FOR EACH ROW WHEN (NEW.state = 'reserved' AND current_setting('tokenlease.writer', true) IS DISTINCT FROM 'ledger')
+    EXECUTE FUNCTION tokenlease.search_again();
+CREATE TRIGGER leases_row_changed AFTER UPDATE ON tokenlease.leases
+    FOR EACH ROW WHEN (NEW.state = 'reserved' AND (OLD.state, OLD.expires_at) IS DISTINCT FROM (NEW.state, NEW.expires_at))
+    EXECUTE FUNCTION tokenlease.search_again();
 
 -- grant_runtime gives a role what the running ledger needs and nothing more: no
 -- DDL, and the evidence can be added to but not changed.
