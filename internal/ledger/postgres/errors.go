@@ -46,6 +46,11 @@ const (
 // have changed. Another connection prepares its own.
 var codesOfStatements = []string{"26000", "42P05", "0A000"}
 
+// codesOfMissing say that the schema, or a right to it, is not there.
+var codesOfMissing = []string{
+	codeUndefinedTable, codeUndefinedSchema, codeUndefinedFunc, codeUndefinedColumn, codeNoPrivilege,
+}
+
 // maxCauseLength bounds what of a server's message is passed on, in bytes.
 const maxCauseLength = 300
 

@@ -62,6 +62,7 @@ func TestLedgerIsNotAnotherHand(t *testing.T) {
 	store := d.store(nil)
 	do(t, store, ledger.OpenBucket{Key: bucketKey, Limit: 100})
 	do(t, store, ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 100})
+	do(t, store, ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 101})
 	do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: "1", Fingerprint: "f", Tokens: 1})
 	d.exec(`UPDATE tokenlease.buckets SET scoped_key_id = 'other'`)
 	if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE event = 'LimitChangedOutsideLedger'`); n != 0 {

@@ -62,25 +62,29 @@ CROSS JOIN LATERAL (
 	WHERE one.bucket_key = needed.bucket_key AND one.lease_id = needed.lease_id AND one.imported_at IS NOT NULL
 	OFFSET 0) AS l`
 
-// overdueLeases looks through the leases of each bucket whose expiry has come since
-// the last search, $2 of them and those that expire with the last of these. It
-// answers the reserved ones, and the last ones when there may be more. A settled
+// clockAndOverdueLeases reads the clock, once the buckets are locked, and looks
+// through the leases of each bucket whose expiry has come since the last search, $2
+// of them and those that expire with the last of these. It answers the clock, and
+// beside it the reserved leases, and the last ones when there may be more. A settled
 // lease is looked at once; in exchange no index has to be kept of what is reserved,
 // and settling a lease changes no index at all.
-const overdueLeases = `
-SELECT l.number,` + leaseColumns + `
-FROM tokenlease.buckets AS b
-CROSS JOIN LATERAL (
-	SELECT row_number() OVER () AS number, passed.*
-	FROM (
-		SELECT * FROM tokenlease.leases AS one
-		WHERE one.bucket_key = b.bucket_key
-		  AND one.expires_at > b.expired_through
-		  AND one.expires_at <= greatest(b.updated_at, (SELECT tokenlease.ledger_now()))
-		ORDER BY one.expires_at
-		FETCH FIRST ($2::bigint) ROWS WITH TIES) AS passed) AS l
-WHERE b.bucket_key = ANY ($1::text[])
-  AND (l.state = 'reserved' OR l.number >= $2::bigint)`
+const clockAndOverdueLeases = `
+SELECT clock.now, l.number,` + leaseColumns + `
+FROM (SELECT tokenlease.ledger_now() AS now OFFSET 0) AS clock
+LEFT JOIN LATERAL (
+	SELECT passed.*
+	FROM tokenlease.buckets AS b
+	CROSS JOIN LATERAL (
+		SELECT row_number() OVER () AS number, first.*
+		FROM (
+			SELECT * FROM tokenlease.leases AS one
+			WHERE one.bucket_key = b.bucket_key
+			  AND one.expires_at > b.expired_through
+			  AND one.expires_at <= greatest(b.updated_at, clock.now)
+			ORDER BY one.expires_at
+			FETCH FIRST ($2::bigint) ROWS WITH TIES) AS first) AS passed
+	WHERE b.bucket_key = ANY ($1::text[])
+	  AND (passed.state = 'reserved' OR passed.number >= $2::bigint)) AS l ON true`
 
 const listLeases = `
 SELECT` + leaseColumns + `

@@ -18,8 +18,6 @@ const (
 	leastOverdue = 100
 )
 
-const readClock = `SELECT tokenlease.ledger_now()`
-
 // loader reads, in one pipeline, what the rules need to see of some buckets.
 type loader struct {
 	clock  time.Time
@@ -146,12 +144,11 @@ func (l *loader) readBucket(rows pgx.Rows) error {
 	return err
 }
 
-// queueReads queues the clock and then the rows of the locked buckets.
+// queueReads queues the clock and the rows of the locked buckets.
 func (l *loader) queueReads(batch *pgx.Batch) {
-	batch.Queue(readClock).QueryRow(func(row pgx.Row) error { return row.Scan(instant{&l.clock}) })
 	keys := l.keys()
 	l.overdueLimit = int64(max(leastOverdue, maxOverdue/max(1, len(keys))))
-	each(batch.Queue(overdueLeases, keys, l.overdueLimit), l.readOverdue)
+	each(batch.Queue(clockAndOverdueLeases, keys, l.overdueLimit), l.readOverdue)
 	each(batch.Queue(liveRaises, keys), l.readLiveRaise)
 	n := &l.needed
 	if len(n.leaseIDs) > 0 {
@@ -205,15 +202,16 @@ func (l *loader) queueHistories(batch *pgx.Batch, missing []string) {
 func (l *loader) readOverdue(rows pgx.Rows) error {
 	var number int64
 	var row leaseRow
-	if err := rows.Scan(append([]any{&number}, row.targets()...)...); err != nil {
+	targets := append([]any{&number}, row.targets()...)
+	none := rows.RawValues()[1] == nil
+	if none {
+		clear(targets)
+	}
+	if err := rows.Scan(append([]any{instant{&l.clock}}, targets...)...); err != nil || none {
 		return err
 	}
 	lease := row.value()
 	view := l.view(lease.BucketKey)
-	// The statement read the clock a little later than the buckets' instant.
-	if lease.ExpiresAt.After(l.instantOf(view)) {
-		return nil
-	}
 	if number >= l.overdueLimit {
 		view.OverdueThrough = lease.ExpiresAt
 	}
@@ -239,14 +237,6 @@ func (l *loader) addLease(lease *ledger.Lease) {
 
 // piled reports whether more leases of a bucket may be overdue than its view holds.
 func piled(view *ledger.View) bool { return !view.OverdueThrough.IsZero() }
-
-// instantOf is the instant at which the rules decide on a bucket.
-func (l *loader) instantOf(view *ledger.View) time.Time {
-	if view.Bucket != nil && view.Bucket.UpdatedAt.After(l.clock) {
-		return view.Bucket.UpdatedAt
-	}
-	return l.clock
-}
 
 func (l *loader) readLease(rows pgx.Rows) error {
 	lease, err := scanLease(rows)

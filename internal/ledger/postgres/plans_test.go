@@ -66,7 +66,7 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: lockBuckets, Arguments: []any{one}},
 		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
 		{SQL: nextDue, Arguments: []any{[]string{}}},
-		{SQL: overdueLeases, Arguments: []any{one, 10}},
+		{SQL: clockAndOverdueLeases, Arguments: []any{one, 10}},
 		{SQL: lockFreeBuckets, Arguments: []any{one}},
 		{SQL: importedLeases, Arguments: []any{one, one}},
 		{SQL: leasesByRequest, Arguments: []any{one, [][]byte{{1}}}},

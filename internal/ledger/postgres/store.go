@@ -139,7 +139,7 @@ func (s *Store) newPool(connections int, hot bool) (*pgxpool.Pool, error) {
 	config.PingTimeout = pingTimeout
 	config.BeforeConnect = s.configureConnection
 	if hot {
-		config.AfterConnect = prepareHotStatements
+		config.AfterConnect = s.prepareConnection
 	}
 	return pgxpool.NewWithConfig(context.Background(), config)
 }

@@ -42,7 +42,7 @@ func (s *Store) Sweep(ctx context.Context, request ledger.SweepRequest) (ledger.
 // were when it fails.
 func (s *Store) touchDue(ctx context.Context, request ledger.SweepRequest) (due []*group, answers map[string]answer, err error) {
 	// The rows of locked buckets are skipped; this is for those beside them.
-	terms := terms{pool: s.watch, lockTimeout: min(s.options.LockTimeout, sharedLockTimeout)}
+	terms := terms{pool: s.watch, lockTimeout: s.sharedLockTimeout()}
 	err = s.attempt(ctx, batchAttempts, nil, func() (err error) {
 		due = nil
 		answers, err = s.inTransaction(ctx, nil, terms, func(ctx context.Context, t *transaction) ([]*group, error) {

@@ -20,29 +20,30 @@ const (
 	commitTransaction   = `COMMIT`
 	rollbackTransaction = `ROLLBACK`
 
-	// boundTransaction bounds this transaction alone, so that it works behind a
-	// transaction pooler, and a process that stops in the middle holds its locks
-	// no longer than this. Where half a pipeline arrives none of the first three
+	// setBounds bounds a transaction ($5 is true), or all of a session, so that a
+	// process that stops in the middle holds its locks no longer than this. Where half a pipeline arrives none of the first three
 	// bounds counts: a peer that is gone is found by its silence, and one that only
 	// stopped by the bound of the whole transaction, which PostgreSQL 17 brought. It
 	// also tells the schema's triggers that this is the ledger and no other hand, and
 	// has every row looked up through an index, whatever the server knows, or once
 	// knew, of the size of the tables.
-	boundTransaction = `
-SELECT set_config('lock_timeout', $1::text, true),
-	set_config('statement_timeout', $2::text, true),
-	set_config('idle_in_transaction_session_timeout', $3::text, true),
+	setBounds = `
+SELECT set_config('lock_timeout', $1::text, $5::boolean),
+	set_config('statement_timeout', $2::text, $5::boolean),
+	set_config('idle_in_transaction_session_timeout', $3::text, $5::boolean),
 	CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
-		THEN set_config('transaction_timeout', $4::text, true) END,
-	set_config('tcp_keepalives_idle', '5s', true),
-	set_config('tcp_keepalives_interval', '1s', true),
-	set_config('tcp_keepalives_count', '4', true),
-	set_config('tokenlease.writer', 'ledger', true),
-	set_config('plan_cache_mode', 'force_generic_plan', true),
-	set_config('enable_seqscan', 'off', true),
-	set_config('enable_hashjoin', 'off', true),
-	set_config('enable_mergejoin', 'off', true),
-	set_config('jit', 'off', true)`
+		THEN set_config('transaction_timeout', $4::text, $5::boolean) END,
+	set_config('tcp_keepalives_idle', '5s', $5::boolean),
+	set_config('tcp_keepalives_interval', '1s', $5::boolean),
+	set_config('tcp_keepalives_count', '4', $5::boolean),
+	set_config('tokenlease.writer', 'ledger', $5::boolean),
+	set_config('plan_cache_mode', 'force_generic_plan', $5::boolean),
+	set_config('enable_seqscan', 'off', $5::boolean),
+	set_config('enable_hashjoin', 'off', $5::boolean),
+	set_config('enable_mergejoin', 'off', $5::boolean),
+	set_config('jit', 'off', $5::boolean)`
+
+	setLockTimeout = `SELECT set_config('lock_timeout', $1::text, true)`
 
 	rollbackTimeout = 2 * time.Second
 )
@@ -81,16 +82,15 @@ type terms struct {
 	lock string
 }
 
-// sharedLockTimeout bounds the wait for a lock in a transaction of many buckets,
-// which all wait along: whoever is in the way gets a transaction of its own.
-const sharedLockTimeout = 250 * time.Millisecond
+// longestSharedWait is the most that sharedLockTimeout can be.
+const longestSharedWait = 250 * time.Millisecond
 
 // serveTogether carries out groups of different buckets in one transaction, those
 // that nobody else has locked and that have a row. It returns no answer for the
 // others.
 func (s *Store) serveTogether(ctx context.Context, groups []*group) (map[string]answer, error) {
 	return s.serve(ctx, groups, terms{
-		pool: s.pool, lockTimeout: min(s.options.LockTimeout, sharedLockTimeout), lock: lockFreeBuckets,
+		pool: s.pool, lockTimeout: s.sharedLockTimeout(), lock: lockFreeBuckets,
 	})
 }
 
@@ -166,11 +166,30 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 	return t.write(ctx, groups)
 }
 
+// queueBegin begins a transaction under its bounds. A session of this process's own
+// has them already, but for the wait for locks.
 func (t *transaction) queueBegin(batch *pgx.Batch) {
-	o := &t.store.options
 	batch.Queue(beginTransaction)
-	batch.Queue(boundTransaction, inMilliseconds(t.terms.lockTimeout), inMilliseconds(o.StatementTimeout),
-		inMilliseconds(o.IdleInTransactionTimeout), inMilliseconds(t.store.transactionBound()))
+	switch {
+	case !isOwnSession(t.conn):
+		batch.Queue(setBounds, t.store.bounds(t.terms.lockTimeout, true)...)
+	case t.terms.lockTimeout != t.store.sharedLockTimeout():
+		batch.Queue(setLockTimeout, inMilliseconds(t.terms.lockTimeout))
+	}
+}
+
+// bounds are the arguments of setBounds.
+func (s *Store) bounds(lockTimeout time.Duration, transactionOnly bool) []any {
+	return []any{
+		inMilliseconds(lockTimeout), inMilliseconds(s.options.StatementTimeout),
+		inMilliseconds(s.options.IdleInTransactionTimeout), inMilliseconds(s.transactionBound()), transactionOnly,
+	}
+}
+
+// sharedLockTimeout bounds the wait for a lock in a transaction of many buckets,
+// which all wait along: whoever is in the way gets a transaction of its own.
+func (s *Store) sharedLockTimeout() time.Duration {
+	return min(s.options.LockTimeout, longestSharedWait)
 }
 
 // inMilliseconds is at least one: zero would mean no bound at all.

@@ -29,10 +29,29 @@ END
 $$;
 -- +goose StatementEnd
 
+-- What holds for one column is said by its type, which is checked when the column is
+-- written. A CHECK of the table is read again by each statement that writes a row of
+-- it, whatever it writes, so there are few of these.
+CREATE DOMAIN tokenlease.tokens AS bigint
+    CONSTRAINT tokens_range CHECK (VALUE BETWEEN 0 AND 9007199254740991);
+CREATE DOMAIN tokenlease.counter AS bigint
+    CONSTRAINT counter_range CHECK (VALUE >= 0);
+CREATE DOMAIN tokenlease.hash AS bytea
+    CONSTRAINT hash_length CHECK (octet_length(VALUE) = 32);
+
+CREATE DOMAIN tokenlease.bucket_key AS text COLLATE "C"
+    CONSTRAINT bucket_key_length CHECK (char_length(VALUE) BETWEEN 1 AND 200);
+CREATE DOMAIN tokenlease.lease_id AS text COLLATE "C"
+    CONSTRAINT lease_id_length CHECK (char_length(VALUE) BETWEEN 1 AND 128);
+CREATE DOMAIN tokenlease.conflict_policy AS text
+    CONSTRAINT conflict_policy_value CHECK (VALUE IN ('Review', 'Overwrite'));
+CREATE DOMAIN tokenlease.raise_mode AS text
+    CONSTRAINT raise_mode_value CHECK (VALUE IN ('Enforce', 'ObserveOnly', 'Disabled'));
+
 -- The row is the lock and the timer of its bucket. Room is left on its page and no
 -- index covers what an ordinary operation changes, so that updates stay on the page.
 CREATE TABLE tokenlease.buckets (
-    bucket_key             text COLLATE "C" NOT NULL,
+    bucket_key             tokenlease.bucket_key NOT NULL,
     owner_cluster          text COLLATE "C",
     owner_namespace        text COLLATE "C",
     owner_name             text COLLATE "C",
@@ -41,42 +60,33 @@ CREATE TABLE tokenlease.buckets (
     retired_uid            text COLLATE "C",
     tenant_id              text COLLATE "C",
     scoped_key_id          text COLLATE "C",
-    limit_tokens           bigint NOT NULL,
-    used_tokens            bigint NOT NULL,
-    reserved_tokens        bigint NOT NULL,
-    declared_limit_tokens  bigint,
-    declared_generation    bigint NOT NULL,
-    conflict_policy        text,
+    limit_tokens           tokenlease.tokens NOT NULL,
+    used_tokens            tokenlease.tokens NOT NULL,
+    reserved_tokens        tokenlease.tokens NOT NULL,
+    declared_limit_tokens  tokenlease.tokens,
+    declared_generation    tokenlease.counter NOT NULL,
+    conflict_policy        tokenlease.conflict_policy,
     default_ttl_ms         bigint NOT NULL,
     max_ttl_ms             bigint NOT NULL,
-    max_records            bigint NOT NULL,
-    raise_mode             text,
-    raise_max_limit_tokens bigint NOT NULL,
-    raise_max_duration_ms  bigint NOT NULL,
+    max_records            tokenlease.tokens NOT NULL,
+    raise_mode             tokenlease.raise_mode,
+    raise_max_limit_tokens tokenlease.tokens NOT NULL,
+    raise_max_duration_ms  tokenlease.counter NOT NULL,
     active_raise_id        text COLLATE "C",
-    limit_epoch            bigint NOT NULL,
-    lease_records          bigint NOT NULL,
-    audit_sequence         bigint NOT NULL,
-    revision               bigint NOT NULL,
+    limit_epoch            tokenlease.counter NOT NULL,
+    lease_records          tokenlease.counter NOT NULL,
+    audit_sequence         tokenlease.counter NOT NULL,
+    revision               tokenlease.counter NOT NULL,
     expired_through        timestamptz NOT NULL DEFAULT '-infinity',
     next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
     closed_at              timestamptz,
     created_at             timestamptz NOT NULL,
     updated_at             timestamptz NOT NULL,
     CONSTRAINT buckets_pkey PRIMARY KEY (bucket_key),
-    CONSTRAINT buckets_key_length CHECK (char_length(bucket_key) BETWEEN 1 AND 200),
-    CONSTRAINT buckets_owner CHECK (num_nonnulls(owner_cluster, owner_namespace, owner_name, owner_uid, owner_created_at) IN (0, 5)),
-    CONSTRAINT buckets_declared_by_owner CHECK (owner_name IS NOT NULL OR declared_limit_tokens IS NULL),
-    CONSTRAINT buckets_limit_range CHECK (limit_tokens BETWEEN 0 AND 9007199254740991),
-    CONSTRAINT buckets_used_range CHECK (used_tokens BETWEEN 0 AND 9007199254740991),
-    CONSTRAINT buckets_reserved_range CHECK (reserved_tokens BETWEEN 0 AND 9007199254740991 - used_tokens),
-    CONSTRAINT buckets_declared_range CHECK (declared_limit_tokens BETWEEN 0 AND 9007199254740991),
-    CONSTRAINT buckets_conflict_policy CHECK (conflict_policy IN ('Review', 'Overwrite')),
-    CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms AND max_records BETWEEN 0 AND 9007199254740991),
-    CONSTRAINT buckets_raise_mode CHECK (raise_mode IN ('Enforce', 'ObserveOnly', 'Disabled')),
-    CONSTRAINT buckets_raise_policy CHECK (raise_max_limit_tokens BETWEEN 0 AND 9007199254740991 AND raise_max_duration_ms >= 0),
-    CONSTRAINT buckets_counters CHECK (declared_generation >= 0 AND limit_epoch >= 0 AND lease_records >= 0
-        AND audit_sequence >= 0 AND revision >= 0),
+    CONSTRAINT buckets_owner CHECK (num_nonnulls(owner_cluster, owner_namespace, owner_name, owner_uid, owner_created_at) IN (0, 5)
+        AND (owner_name IS NOT NULL OR declared_limit_tokens IS NULL)),
+    CONSTRAINT buckets_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens),
+    CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms),
     CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
 ) WITH (fillfactor = 60);
 
@@ -91,40 +101,37 @@ CREATE INDEX buckets_due ON tokenlease.buckets (next_transition_at) WHERE next_t
 -- imported leases have IDs of another make. No index covers what changes when a
 -- lease is settled, and room is left on its page, so settling writes no index.
 CREATE TABLE tokenlease.leases (
-    bucket_key       text COLLATE "C" NOT NULL,
-    lease_id         text COLLATE "C" NOT NULL,
-    request_hash     bytea NOT NULL,
-    fingerprint_hash bytea NOT NULL,
+    bucket_key       tokenlease.bucket_key NOT NULL,
+    lease_id         tokenlease.lease_id NOT NULL,
+    request_hash     tokenlease.hash NOT NULL,
+    fingerprint_hash tokenlease.hash NOT NULL,
     state            text COLLATE "C" NOT NULL,
-    reserved_tokens  bigint NOT NULL,
-    actual_tokens    bigint,
+    reserved_tokens  tokenlease.tokens NOT NULL,
+    actual_tokens    tokenlease.tokens,
     ttl_ms           bigint NOT NULL,
     created_at       timestamptz NOT NULL,
     expires_at       timestamptz NOT NULL,
     settled_at       timestamptz,
     scoped_key_id    text COLLATE "C",
     raise_id         text COLLATE "C",
-    refused_tokens   bigint,
-    refused_commits  bigint NOT NULL DEFAULT 0,
+    refused_tokens   tokenlease.tokens,
+    refused_commits  tokenlease.counter NOT NULL DEFAULT 0,
     imported_at      timestamptz,
     CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
-    CONSTRAINT leases_id_length CHECK (char_length(lease_id) BETWEEN 1 AND 128),
-    CONSTRAINT leases_hashes CHECK (octet_length(request_hash) = 32 AND octet_length(fingerprint_hash) = 32),
-    CONSTRAINT leases_reserved_range CHECK (reserved_tokens BETWEEN 1 AND 9007199254740991),
-    CONSTRAINT leases_actual_range CHECK (actual_tokens BETWEEN 0 AND 9007199254740991),
-    CONSTRAINT leases_refused CHECK (refused_tokens BETWEEN 0 AND 9007199254740991
-        AND refused_commits >= 0 AND (refused_tokens IS NULL) = (refused_commits = 0)),
+    CONSTRAINT leases_refused CHECK ((refused_tokens IS NULL) = (refused_commits = 0)),
     CONSTRAINT leases_state CHECK (
         (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
         OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
         OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
-    CONSTRAINT leases_instants CHECK (ttl_ms > 0 AND expires_at > created_at AND settled_at >= created_at),
-    CONSTRAINT leases_settled_in_time CHECK (settled_at IS NULL OR (settled_at >= expires_at) = (state = 'expired'))
+    CONSTRAINT leases_figures CHECK (reserved_tokens > 0 AND ttl_ms > 0 AND expires_at > created_at),
+    CONSTRAINT leases_settled_in_time CHECK (settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired'))
 ) WITH (fillfactor = 60);
 
 -- What is overdue is found from where the bucket's last search ended, and pages of
--- a long history cost what they show.
-CREATE INDEX leases_expiry ON tokenlease.leases (bucket_key, expires_at);
+-- a long history cost what they show. The condition, which is always true, keeps the
+-- index from statements that do not compare expires_at: a server that knows nothing
+-- of the table yet might take it to find a lease by its request, and keep the plan.
+CREATE INDEX leases_expiry ON tokenlease.leases (bucket_key, expires_at) WHERE expires_at IS NOT NULL;
 CREATE UNIQUE INDEX leases_imported ON tokenlease.leases (bucket_key, lease_id) WHERE imported_at IS NOT NULL;
 
 CREATE TABLE tokenlease.raises (
@@ -411,9 +418,6 @@ $$;
 
 CREATE TRIGGER leases_row_placed AFTER INSERT ON tokenlease.leases
     FOR EACH ROW WHEN (NEW.state = 'reserved' AND current_setting('tokenlease.writer', true) IS DISTINCT FROM 'ledger')
-    EXECUTE FUNCTION tokenlease.search_again();
-CREATE TRIGGER leases_row_changed AFTER UPDATE ON tokenlease.leases
-    FOR EACH ROW WHEN (NEW.state = 'reserved' AND (OLD.state, OLD.expires_at) IS DISTINCT FROM (NEW.state, NEW.expires_at))
     EXECUTE FUNCTION tokenlease.search_again();
 
 -- grant_runtime gives a role what the running ledger needs and nothing more: no
