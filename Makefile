@@ -11,9 +11,10 @@ SHELL := bash
 TEST_TIMEOUT ?= 30m
 TESTS ?= ./...
 RUN ?= .
-BENCHMARKS ?= ./internal/ledger/... ./internal/sweeper/...
+# BENCH_FLAGS are those of hack/bench: make bench BENCH_FLAGS=-quick
+BENCH_FLAGS ?=
 
-MODULES := . hack/controlplane hack/tools
+MODULES := . hack/bench hack/controlplane hack/tools
 GENERATED := ':(glob)**/zz_generated.*.go' config/crd/bases config/rbac/role.yaml
 
 TOOLS := $(CURDIR)/bin/tools
@@ -45,11 +46,17 @@ dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to
 
 .PHONY: test
 test: assets ## Run all tests on a real PostgreSQL and a real API server.
+	go -C hack/bench test -count=1 ./...
 	go test -count=1 -timeout $(TEST_TIMEOUT) -run '$(RUN)' $(TESTS)
 
 .PHONY: bench
-bench: ## Run the benchmarks, on a PostgreSQL that writes to the disk.
-	go test -timeout $(TEST_TIMEOUT) -run '^$$' -bench '$(RUN)' $(BENCHMARKS)
+bench: ## Compare the ledger with its alternatives, on a PostgreSQL that writes to the disk.
+	go -C hack/bench build -o $(CURDIR)/bin/bench .
+	exec bin/bench $(BENCH_FLAGS)
+
+.PHONY: bench-sweep
+bench-sweep: ## Measure how late raises are restored that are due together.
+	go test -timeout $(TEST_TIMEOUT) -run '^$$' -bench '$(RUN)' ./internal/sweeper/...
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run the linters.
@@ -61,6 +68,7 @@ verify: verify-generated verify-modules lint ## Check generated files, modules a
 	go vet ./...
 	go vet -tags faultinjection ./...
 	go -C hack/tools vet ./...
+	go -C hack/bench vet ./...
 
 ##@ Upkeep
 

@@ -51,6 +51,8 @@ type Options struct {
 	// NoFsync trades the safety of the data in a power failure for speed. What is
 	// committed still survives Kill, which only ends the server's processes.
 	NoFsync bool
+	// Settings are further ones of the server, as name=value.
+	Settings []string
 	// Log receives what is being done, one line each; nil discards it.
 	Log io.Writer
 }
@@ -232,6 +234,7 @@ func (s *Server) Resume(ctx context.Context) error {
 	if s.options.NoFsync {
 		settings = append(settings, "fsync=off", "full_page_writes=off")
 	}
+	settings = append(settings, s.options.Settings...)
 	args := []string{"-D", s.dataDir()}
 	for _, setting := range settings {
 		args = append(args, "-c", setting)

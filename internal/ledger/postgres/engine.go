@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -266,6 +267,9 @@ func (e *engine) commit() {
 				e.putBack(g)
 			}
 		}
+		// Those who were just answered may ask for more at once, and then be served in
+		// the next transaction and not only in the one after it.
+		runtime.Gosched()
 	}
 }
 
@@ -278,6 +282,7 @@ func (e *engine) lane() {
 		}
 		e.store.answerAlone(groups[0])
 		e.answered(groups[0])
+		runtime.Gosched()
 	}
 }
 

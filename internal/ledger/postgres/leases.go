@@ -43,15 +43,12 @@ func scanLease(row pgx.Row) (*ledger.Lease, error) {
 	return r.value(), nil
 }
 
-// The needed keys are joined through LATERAL, which has no other plan than one
-// look-up in the index for each key.
+// leasesByRequest looks each one up in the primary key: a transaction knows no other
+// way to join.
 const leasesByRequest = `
 SELECT` + leaseColumns + `
 FROM unnest($1::text[], $2::bytea[]) AS needed (bucket_key, request_hash)
-CROSS JOIN LATERAL (
-	SELECT * FROM tokenlease.leases AS one
-	WHERE one.bucket_key = needed.bucket_key AND one.request_hash = needed.request_hash
-	OFFSET 0) AS l`
+JOIN tokenlease.leases AS l ON l.bucket_key = needed.bucket_key AND l.request_hash = needed.request_hash`
 
 // importedLeases finds leases by the IDs that they were imported with.
 const importedLeases = `
@@ -95,15 +92,19 @@ WHERE l.bucket_key = $1::text
 ORDER BY l.expires_at, l.lease_id
 LIMIT $4::bigint`
 
+// insertLeases makes leases as they are made; what more there is to one that was
+// settled in the same transaction, updateLeases adds.
 const insertLeases = `
 INSERT INTO tokenlease.leases (
 	bucket_key, lease_id, request_hash, fingerprint_hash, state,
-	reserved_tokens, actual_tokens, ttl_ms, created_at, expires_at, settled_at,
-	scoped_key_id, raise_id, refused_tokens, refused_commits)
-SELECT * FROM unnest(
-	$1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::text[],
-	$6::bigint[], $7::bigint[], $8::bigint[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[],
-	$12::text[], $13::text[], $14::bigint[], $15::bigint[])`
+	reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id)
+SELECT new.bucket_key, new.lease_id, new.request_hash, new.fingerprint_hash, 'reserved',
+	new.reserved_tokens, new.ttl_ms, new.created_at, new.expires_at, new.scoped_key_id, new.raise_id
+FROM unnest(
+	$1::text[], $2::text[], $3::bytea[], $4::bytea[],
+	$5::bigint[], $6::bigint[], $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[])
+	AS new (bucket_key, lease_id, request_hash, fingerprint_hash,
+		reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id)`
 
 // updateLeases names the columns that can change after a lease was made. None of
 // them is in an index.
@@ -136,6 +137,11 @@ func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects) {
 	case ledger.RowUnchanged, ledger.RowUpdate:
 	}
 	w.insert = append(w.insert, effects.InsertLeases...)
+	for _, lease := range effects.InsertLeases {
+		if lease.State != ledger.LeaseReserved || lease.RefusedCommits > 0 {
+			w.update = append(w.update, lease)
+		}
+	}
 	w.update = append(w.update, effects.UpdateLeases...)
 }
 
@@ -149,17 +155,12 @@ func (w *leaseWrites) queue(batch *pgx.Batch) {
 			column(w.insert, func(l *ledger.Lease) string { return l.ID }),
 			column(w.insert, func(l *ledger.Lease) []byte { return l.RequestHash[:] }),
 			column(w.insert, func(l *ledger.Lease) []byte { return l.FingerprintHash[:] }),
-			column(w.insert, func(l *ledger.Lease) string { return string(l.State) }),
 			column(w.insert, func(l *ledger.Lease) int64 { return l.ReservedTokens }),
-			column(w.insert, func(l *ledger.Lease) *int64 { return l.ActualTokens }),
 			column(w.insert, func(l *ledger.Lease) int64 { return l.TTL.Milliseconds() }),
 			column(w.insert, func(l *ledger.Lease) time.Time { return l.CreatedAt }),
 			column(w.insert, func(l *ledger.Lease) time.Time { return l.ExpiresAt }),
-			column(w.insert, func(l *ledger.Lease) *time.Time { return l.SettledAt }),
 			column(w.insert, func(l *ledger.Lease) *string { return optional(l.ScopedKeyID) }),
-			column(w.insert, func(l *ledger.Lease) *string { return optional(l.RaiseID) }),
-			column(w.insert, func(l *ledger.Lease) *int64 { return l.RefusedTokens }),
-			column(w.insert, func(l *ledger.Lease) int64 { return l.RefusedCommits }))
+			column(w.insert, func(l *ledger.Lease) *string { return optional(l.RaiseID) }))
 	}
 	if len(w.update) > 0 {
 		batch.Queue(updateLeases,
