@@ -13,6 +13,8 @@ TESTS ?= ./...
 RUN ?= .
 # BENCH_FLAGS are those of hack/bench: make bench BENCH_FLAGS=-quick
 BENCH_FLAGS ?=
+# CONFORMANCE_FLAGS are those of hack/conformance: -seed repeats a run.
+CONFORMANCE_FLAGS ?=
 
 MODULES := . hack/bench hack/controlplane hack/tools
 GENERATED := ':(glob)**/zz_generated.*.go' config/crd/bases config/rbac/role.yaml
@@ -48,6 +50,11 @@ dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to
 test: assets ## Run all tests on a real PostgreSQL and a real API server.
 	go -C hack/bench test -count=1 ./...
 	go test -count=1 -timeout $(TEST_TIMEOUT) -run '$(RUN)' $(TESTS)
+
+.PHONY: conformance
+conformance: ## Compare the ledger with the npm package that it follows; needs npm.
+	go build -o bin/conformance ./hack/conformance
+	exec bin/conformance $(CONFORMANCE_FLAGS)
 
 .PHONY: bench
 bench: ## Compare the ledger with its alternatives, on a PostgreSQL that writes to the disk.

@@ -11,6 +11,7 @@
 //     limit; rules_raise.go: intents of raises; rules_steps.go and touch.go: what
 //     time makes due.
 //   - store.go: the contract with stores; run.go: where they enter the rules.
+//   - The command hack/conformance compares all this with the npm package.
 //
 // # Differences from token-lease@0.1.0
 //
@@ -19,11 +20,14 @@
 //
 //	subject                  | the package             | here
 //	where defaults live      | configured by process   | default TTL, maximum TTL and maximum records are stored with the
-//	                         |                         | bucket, so the maximum TTL is judged after the bucket was found
+//	                         |                         | bucket, so the maximum TTL is judged after the bucket was found and
+//	                         |                         | what is due on it was done
 //	replay without a TTL     | takes the default of    | takes the TTL of the original; a replay is recognised before its TTL
 //	                         | the moment              | is compared with the maximum, so changed settings break no retry
 //	maximum records          | 10,000 unless set       | no bound unless set
-//	snapshots                | list all leases         | counters; leases are read in pages
+//	lease IDs                | made by the process; a  | the creation instant and the request hash, so an ID names one lease
+//	                         | second use is refused   | for ever and there is no lease_id_collision
+//	snapshots                | list all leases         | counters; leases are read in pages, by expiry
 //	OpenBucket, raised       | bucket_limit_conflict   | compares with the limit that the restore will return to
 //	below allocated          | cannot happen           | a restore or a lower declared limit may leave used + reserved above the
 //	                         |                         | limit: available is 0, nothing is admitted, holders commit up to what

@@ -103,7 +103,7 @@ func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 	switch {
 	case ttl > b.Settings.MaxTTL:
 		return Errorf(CodeInvalidInput, "ttl exceeds the bucket's maximum.").WithDetails(map[string]any{
-			"field": "ttl", "ttlMs": ttl.Milliseconds(), "maxTtlMs": b.Settings.MaxTTL.Milliseconds(),
+			"ttlMs": ttl.Milliseconds(), "maxTtlMs": b.Settings.MaxTTL.Milliseconds(),
 		})
 	case u.now.Add(ttl).After(maxInstant):
 		return Errorf(CodeInvalidInput, "Lease expiration would exceed the range of instants.")

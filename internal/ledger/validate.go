@@ -50,7 +50,7 @@ func (r Reserve) validate() error {
 		return err
 	}
 	if r.TTL != 0 {
-		if err := milliseconds("ttl", r.TTL); err != nil {
+		if err := milliseconds("ttlMs", r.TTL); err != nil {
 			return err
 		}
 	}

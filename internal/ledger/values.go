@@ -74,8 +74,7 @@ func ValidateClusterID(id string) error { return identifier("cluster ID", id, Ma
 
 func validateLeaseID(id string) error {
 	if !leaseIDPattern.MatchString(id) {
-		return Errorf(CodeInvalidInput, "leaseId must contain only letters, numbers, dot, underscore, colon, or hyphen.").
-			WithDetails(map[string]any{"field": "leaseId"})
+		return Errorf(CodeInvalidInput, "leaseId must contain only letters, numbers, dot, underscore, colon, or hyphen.")
 	}
 	return nil
 }

@@ -167,12 +167,12 @@ func hostileKeys(w *world) {
 	for field, request := range map[string]ledger.Request{
 		"requestKey":  ledger.Reserve{Key: key, RequestKey: " k", Fingerprint: "f", Tokens: 1},
 		"fingerprint": ledger.Reserve{Key: key, RequestKey: "k", Tokens: 1},
-		"leaseId":     ledger.Commit{Key: key, LeaseID: "no spaces"},
 		"operationId": ledger.SetLimit{Key: key, ExpectedLimit: 1, Limit: 1, OperationID: "a\x00b"},
 		"actor":       ledger.SetLimit{Key: key, ExpectedLimit: 1, Limit: 1, OperationID: "a", Actor: strings.Repeat("a", 513)},
 	} {
 		w.refuse(request, ledger.CodeInvalidInput, map[string]any{"field": field})
 	}
+	w.refuse(ledger.Commit{Key: key, LeaseID: "no spaces"}, ledger.CodeInvalidInput, nil)
 	w.refuse(ledger.Reserve{Key: key, RequestKey: strings.Repeat("k", 257), Fingerprint: "f", Tokens: 1}, ledger.CodeInvalidInput, nil)
 	w.refuse(ledger.Reserve{Key: key, RequestKey: "k", Fingerprint: strings.Repeat("f", 4097), Tokens: 1}, ledger.CodeInvalidInput, nil)
 	w.must(ledger.Reserve{Key: key, RequestKey: strings.Repeat("é", 256), Fingerprint: " \x00" + strings.Repeat("f", 4094), Tokens: 1})
@@ -222,11 +222,16 @@ func randomKeys(w *world) {
 // Goal: durations are positive, whole milliseconds, and not beyond the maximum.
 func hostileDurations(w *world) {
 	w.open(100)
-	for _, ttl := range []time.Duration{-1, -time.Second, 1, time.Millisecond + 1, ledger.DefaultMax + time.Millisecond, math.MaxInt64} {
+	for _, ttl := range []time.Duration{-1, -time.Second, 1, time.Millisecond + 1, math.MaxInt64} {
 		request := w.reservation(1)
 		request.TTL = ttl
-		w.refuse(request, ledger.CodeInvalidInput, map[string]any{"field": "ttl"})
+		w.refuse(request, ledger.CodeInvalidInput, map[string]any{"field": "ttlMs"})
 	}
+	tooLong := w.reservation(1)
+	tooLong.TTL = ledger.DefaultMax + time.Millisecond
+	w.refuse(tooLong, ledger.CodeInvalidInput, map[string]any{
+		"ttlMs": tooLong.TTL.Milliseconds(), "maxTtlMs": ledger.DefaultMax.Milliseconds(),
+	})
 	w.reserveFor(1, ledger.DefaultMax)
 	w.reserveFor(1, time.Millisecond)
 	for _, settings := range []ledger.ReservationSettings{
