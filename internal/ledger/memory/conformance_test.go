@@ -103,3 +103,9 @@ func (r *rows) raisesAgree(b *ledger.Bucket) error {
 	}
 	return nil
 }
+
+// Goal: what concurrent callers are answered could have been answered to one after
+// the other.
+func TestLinearizable(t *testing.T) {
+	ledgertest.Linearizable(t, []ledger.Store{New(Options{})}, nil)
+}
