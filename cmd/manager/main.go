@@ -1,5 +1,6 @@
 // Command manager is the token-lease operator: one binary that keeps the ledger's
-// schema (manager migrate) and runs the operator (manager run).
+// schema (manager migrate), brings buckets over from the npm package (manager import)
+// and runs the operator (manager run).
 package main
 
 import (
@@ -28,6 +29,7 @@ Usage:
 Commands:
   run       run the operator: sweeper, metrics, health and controllers
   migrate   bring the ledger's schema up to date; safe to repeat
+  import    bring buckets over from the npm package token-lease; safe to repeat
   version   print the version
 
 Run "manager <command> -h" for the flags of a command.
@@ -60,6 +62,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return runCommand(ctx, args[1:], stderr)
 	case "migrate":
 		return migrateCommand(ctx, args[1:], stdout, stderr)
+	case "import":
+		return importCommand(ctx, args[1:], stdout, stderr)
 	case "version":
 		fmt.Fprintln(stdout, version())
 		return nil

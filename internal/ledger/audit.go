@@ -27,6 +27,9 @@ const (
 	// the ledger inserts a bucket's row, such as one from a backup.
 	AuditBucketInserted AuditEvent = "BucketInsertedOutsideLedger"
 
+	// AuditBucketImported begins a bucket that was brought over from the npm package.
+	AuditBucketImported AuditEvent = "BucketImported"
+
 	AuditPolicyChanged AuditEvent = "RaisePolicyChanged"
 
 	AuditRaiseStored    AuditEvent = "RaiseStored"
@@ -117,6 +120,7 @@ func LifeCycleEvents() []AuditEvent {
 	return []AuditEvent{
 		AuditBucketOpened, AuditBucketAdopted, AuditBucketReopened,
 		AuditBucketClosed, AuditBucketDeleted, AuditBucketForgotten, AuditBucketInserted,
+		AuditBucketImported,
 	}
 }
 

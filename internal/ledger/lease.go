@@ -72,6 +72,13 @@ func leaseID(createdAt time.Time, hash Hash) string {
 	return strconv.FormatInt(createdAt.UnixMilli(), 36) + leaseIDSeparator + base64.RawURLEncoding.EncodeToString(hash[:])
 }
 
+// IsOwnLeaseID reports whether an ID has the form of those that the ledger makes. A
+// lease with another one can only have been imported.
+func IsOwnLeaseID(id string) bool {
+	_, own := requestHashOf(id)
+	return own
+}
+
 // requestHashOf reads the request hash from a lease ID that the ledger made. The ID
 // of an imported lease, or of none, does not hold one.
 func requestHashOf(id string) (Hash, bool) {
