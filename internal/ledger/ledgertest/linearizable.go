@@ -96,7 +96,7 @@ const linearLimit = 100
 func (h *linearHistory) open(ctx context.Context, t *testing.T, store ledger.Store, key string) {
 	t.Helper()
 	// Trouble may hit the opening, too; a repetition finds it done.
-	for range 20 {
+	for deadline := time.Now().Add(linearizableCheck); time.Now().Before(deadline); {
 		_, err := ledger.New(store, nil).OpenBucket(ctx, ledger.OpenBucket{Key: key, Limit: linearLimit})
 		if err == nil {
 			h.keys = append(h.keys, key)

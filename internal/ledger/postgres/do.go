@@ -47,9 +47,8 @@ func (s *Store) Do(ctx context.Context, requests []ledger.Request) []ledger.Resu
 			}
 		}
 		for _, p := range parts {
-			p.call.wait(ctx)
-			for i, position := range p.positions {
-				results[position] = p.call.results[i]
+			for i, result := range p.call.wait(ctx) {
+				results[p.positions[i]] = result
 			}
 		}
 		parts = later

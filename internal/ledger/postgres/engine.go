@@ -61,22 +61,21 @@ func (c *call) decide() bool {
 	return c.stage.CompareAndSwap(stageWaiting, stageDecided) || c.stage.Load() == stageDecided
 }
 
-// wait returns once the call is answered, or its caller gives up.
-func (c *call) wait(ctx context.Context) {
+// wait returns the results once the call is answered, or its caller gives up.
+func (c *call) wait(ctx context.Context) []ledger.Result {
 	select {
 	case <-c.done:
-		return
+		return c.results
 	case <-ctx.Done():
 	}
 	if c.stage.CompareAndSwap(stageWaiting, stageGivenUp) {
-		c.results = refusals(len(c.requests), &failure{certainty: unreachable, err: ctx.Err()})
-		return
+		return refusals(len(c.requests), &failure{certainty: unreachable, err: ctx.Err()})
 	}
 	select {
 	case <-c.done:
+		return c.results
 	default:
-		// Its results are still written to, so these are others.
-		c.results = refusals(len(c.requests), &failure{certainty: ambiguous, err: ctx.Err()})
+		return refusals(len(c.requests), &failure{certainty: ambiguous, err: ctx.Err()})
 	}
 }
 
@@ -92,6 +91,8 @@ type line struct {
 	// alone is set when the bucket was locked, absent or in the way of others: until
 	// the line is empty, it has transactions of its own.
 	alone bool
+	// expired are the leases that were expired before those who wait could be served.
+	expired []string
 }
 
 // engine gathers the calls of this process into transactions. While one is being
@@ -194,7 +195,8 @@ func (e *engine) next(c *crew, buckets int) []*group {
 // take removes calls from the head of a line: at least one, and as many as have no
 // more than the given number of requests.
 func (e *engine) take(l *line, requests int) *group {
-	g := &group{key: l.key}
+	g := &group{key: l.key, expired: l.expired}
+	l.expired = nil
 	taken := 0
 	n := 0
 	for _, c := range l.calls {
@@ -244,7 +246,7 @@ func (e *engine) putBack(g *group) {
 	l.calls = append(g.calls, l.calls...)
 	l.requests += g.count()
 	e.waiting += g.count()
-	l.alone = true
+	l.alone, l.expired = true, g.expired
 	e.leave(l)
 }
 

@@ -139,8 +139,8 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 	giveUp()
 	for _, c := range calls {
-		if c.wait(ctx); !ledger.HasCode(c.results[0].Err, ledger.CodeUnavailable) {
-			t.Fatalf("given up: %+v, want ledger_unavailable", c.results[0])
+		if results := c.wait(ctx); !ledger.HasCode(results[0].Err, ledger.CodeUnavailable) {
+			t.Fatalf("given up: %+v, want ledger_unavailable", results[0])
 		}
 	}
 	for range (maxWaitingInAll - maxWaiting) / maxBuckets {
@@ -227,6 +227,28 @@ func TestGivingUpWhileLocked(t *testing.T) {
 	if n := value[int64](d, `SELECT reserved_tokens FROM tokenlease.buckets`); n != 60 {
 		t.Errorf("%d tokens are reserved, want 60: the call that was given up must not be carried out", n)
 	}
+}
+
+// Goal: rows on which the rules break cost only their own bucket, and not the process.
+// Method: a raise that says it is active and does not say what to return to, which
+// only a missing constraint lets in.
+func TestRulesThatBreak(t *testing.T) {
+	d := newDatabase(t)
+	store := d.store(nil)
+	owner := testOwner()
+	do(t, store, declared(owner, 1, 100))
+	do(t, store, raised("raise-1", owner, 100, 300, hour, nil))
+	do(t, store, ledger.OpenBucket{Key: "other", Limit: 100})
+	d.exec(`ALTER TABLE tokenlease.raises DROP CONSTRAINT raises_applied`)
+	d.exec(`UPDATE tokenlease.raises SET restore_to_tokens = NULL`)
+	results := ledger.New(store, nil).Do(t.Context(), ledger.Inspect{Key: bucketKey}, ledger.Inspect{Key: "other"})
+	if got := codeOf(results[0]); got != ledger.CodeStateCorrupt {
+		t.Errorf("the broken bucket: %q, want state_corrupt (%v)", got, results[0].Err)
+	}
+	if results[1].Err != nil {
+		t.Errorf("the other one: %v", results[1].Err)
+	}
+	eventually(t, "the engine being idle", store.engine.idle)
 }
 
 // Goal: closing answers everybody who was taken in, and takes in nobody else.

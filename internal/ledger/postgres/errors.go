@@ -208,6 +208,10 @@ func domainError(err error) *ledger.Error {
 	if errors.As(err, &reply) {
 		return domainErrorOf(reply).WithCause(err)
 	}
+	var broken *rulesError
+	if errors.As(err, &broken) {
+		return ledger.Errorf(ledger.CodeStateCorrupt, "The ledger cannot decide on what it has stored of the bucket; its log says where.").WithCause(err)
+	}
 	if errors.Is(err, errRowAppeared) {
 		return ledger.Errorf(ledger.CodeUnavailable, "Others kept changing the same rows. Repeat later.").WithCause(err)
 	}

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	devenv "github.com/token-lease/operator/hack/devenv/postgres"
 	"github.com/token-lease/operator/hack/devenv/postgres/postgrestest"
 	"github.com/token-lease/operator/internal/ledger"
 )
@@ -17,10 +19,6 @@ import (
 const (
 	// testTimeout bounds waits that only a broken test would reach.
 	testTimeout = 60 * time.Second
-
-	// poolerVariable names the address of a transaction pooler in front of the given
-	// server, for stores and migrations to go through: see pooler_test.go.
-	poolerVariable = "TOKENLEASE_TEST_POOLER"
 )
 
 func TestMain(m *testing.M) {
@@ -39,11 +37,19 @@ type database struct {
 	t    *testing.T
 	url  string
 	conn *pgx.Conn
+	// pooler stands between the database and its stores; nil for none.
+	pooler *devenv.Pooler
 }
 
 func newDatabase(t *testing.T) *database {
 	t.Helper()
-	d := &database{t: t, url: postgrestest.NewDatabase(t)}
+	return newDatabaseBehind(t, nil)
+}
+
+// newDatabaseBehind is newDatabase with a pooler before it.
+func newDatabaseBehind(t *testing.T, pooler *devenv.Pooler) *database {
+	t.Helper()
+	d := &database{t: t, url: postgrestest.NewDatabase(t), pooler: pooler}
 	if _, err := Migrate(t.Context(), d.pooled()); err != nil {
 		t.Fatal(err)
 	}
@@ -53,17 +59,14 @@ func newDatabase(t *testing.T) *database {
 
 // pooled is the database's URL for stores.
 func (d *database) pooled() string {
-	d.t.Helper()
-	address := os.Getenv(poolerVariable)
-	if address == "" {
+	if d.pooler == nil {
 		return d.url
 	}
-	through, err := url.Parse(d.url)
+	direct, err := url.Parse(d.url)
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	through.Host = address
-	return through.String()
+	return d.pooler.URL(strings.TrimPrefix(direct.Path, "/"))
 }
 
 // connect opens a session of another hand.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -77,4 +78,20 @@ func TestPileAtTheBound(t *testing.T) {
 		}
 		d.wantInvariants()
 	}
+}
+
+// Goal: reaping names every lease that expired, also those that took transactions of
+// their own.
+func TestReapingAPileNamesAll(t *testing.T) {
+	d := newDatabase(t)
+	d.holdClock(start)
+	store := d.store(func(o *Options) { o.CallTimeout = 4 * testTimeout })
+	do(t, store, ledger.OpenBucket{Key: bucketKey, Limit: 10})
+	const leases = 2*maxOverdue + 3
+	d.overdue("l-", leases, leases, start)
+	ids := do(t, store, ledger.ReapExpired{Key: bucketKey}).ExpiredLeaseIDs
+	if len(ids) != leases || !slices.IsSorted(ids) || len(slices.Compact(slices.Clone(ids))) != leases {
+		t.Errorf("%d IDs are named, want %d, each once and in order", len(ids), leases)
+	}
+	d.wantInvariants()
 }

@@ -3,41 +3,57 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
+	"time"
 
+	devenv "github.com/token-lease/operator/hack/devenv/postgres"
+	"github.com/token-lease/operator/hack/devenv/postgres/postgrestest"
 	"github.com/token-lease/operator/internal/ledger"
+	"github.com/token-lease/operator/internal/ledger/ledgertest"
 )
 
-// The tests of this package also run behind a transaction pooler. With PgBouncer
-// that is by hand, since it needs to be installed and to find the server:
-//
-//	[databases]
-//	* = host=127.0.0.1 port=5432
-//	[pgbouncer]
-//	listen_addr = 127.0.0.1
-//	listen_port = 6432
-//	auth_type = trust
-//	auth_file = users.txt
-//	pool_mode = transaction
-//	default_pool_size = 2
-//	admin_users = postgres
-//
-// in pgbouncer.ini, a line `"postgres" ""` in users.txt, and then
-//
-//	TOKENLEASE_TEST_DATABASE_URL='postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable' \
-//	TOKENLEASE_TEST_POOLER=127.0.0.1:6432 go test ./internal/ledger/postgres \
-//	-skip 'TestUnconfirmedByStandby|TestOutage|TestPasswordRotation|TestCheckWarns'
-//
-// leaves out only tests of the server itself: servers of their own, passwords, and
-// settings that a pooled connection does not read anew.
+// poolerConnections are few, so that each transaction is likely to have another
+// session than the one before.
+const poolerConnections = 2
+
+// Goal: a transaction pooler may stand between: no session is relied on, and nothing
+// that it refuses is sent. Method: PgBouncer in transaction mode with two
+// connections, and the stories that ask most of a connection.
+func TestBehindPooler(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), poolerStart)
+	defer cancel()
+	pooler, err := devenv.StartPooler(ctx, postgrestest.Server(t), poolerConnections, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		defer cancel()
+		if err := pooler.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("schema changes", func(t *testing.T) { schemaChangesUnderLoad(t, newDatabaseBehind(t, pooler)) })
+	t.Run("session state", func(t *testing.T) { sessionState(t, newDatabaseBehind(t, pooler), 0, "0") })
+	t.Run("linearizable", func(t *testing.T) {
+		d := newDatabaseBehind(t, pooler)
+		ledgertest.Linearizable(t, []ledger.Store{d.store(nil), d.store(nil)}, nil)
+		d.wantInvariants()
+	})
+}
+
+// poolerStart is long enough to install it first.
+const poolerStart = 5 * time.Minute
 
 // Goal: neither a schema that changes nor migrations that run again are noticed by
-// callers, and no lock of a session stays, directly and behind a transaction pooler.
+// callers, and no lock of a session stays.
 // Method: 200 reservations and 20 raises at once on several processes, while
 // three others migrate and a column is added to each table.
-func TestSchemaChangesUnderLoad(t *testing.T) {
-	d := newDatabase(t)
+func TestSchemaChangesUnderLoad(t *testing.T) { schemaChangesUnderLoad(t, newDatabase(t)) }
+
+func schemaChangesUnderLoad(t *testing.T, d *database) {
 	stores := []*Store{d.store(nil), d.store(nil), d.store(nil)}
 	var keys []string
 	for i := range 20 {

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"time"
@@ -131,7 +132,6 @@ func (s *Store) inTransaction(
 	t := &transaction{store: s, conn: conn.Conn(), loader: newLoader(groups), terms: terms, answers: map[string]answer{}}
 	committed := false
 	defer func() {
-		// A panic of the rules must not keep the connection, and with it the locks.
 		if committed {
 			conn.Release()
 		} else {
@@ -160,11 +160,34 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 		view := t.loader.view(g.key)
 		piled := piled(view)
 		calls, requests := g.decide(piled)
-		results, effects := ledger.Run(view, t.loader.clock, t.store.options.Worker, requests)
+		results, effects, err := t.ask(view, requests)
+		if err != nil {
+			return err
+		}
 		t.answers[g.key] = answer{calls, results, effects, piled}
 	}
 	return t.write(ctx, groups)
 }
+
+// ask has the rules decide. Should they break on a row, the process and the other
+// buckets go on: it is as if the server had refused the transaction.
+func (t *transaction) ask(view *ledger.View, requests []ledger.Request) (results []ledger.Result, effects *ledger.Effects, err error) {
+	defer func() {
+		if broken := recover(); broken != nil {
+			err = &rulesError{broken, debug.Stack()}
+		}
+	}()
+	results, effects = ledger.Run(view, t.loader.clock, t.store.options.Worker, requests)
+	return results, effects, nil
+}
+
+// rulesError says that the rules broke, and where.
+type rulesError struct {
+	broken any
+	stack  []byte
+}
+
+func (e *rulesError) Error() string { return fmt.Sprintf("the rules broke: %v\n%s", e.broken, e.stack) }
 
 // queueBegin begins a transaction under its bounds. A session of this process's own
 // has them already, but for the wait for locks.

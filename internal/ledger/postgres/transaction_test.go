@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -277,11 +276,15 @@ func TestOverdueLeasesAreASet(t *testing.T) {
 	}
 }
 
-// Goal: statements are prepared and a session is bounded only where no pooler is in
-// between; behind one nothing of a session stays. Method: what a used connection knows.
-func TestNoSessionState(t *testing.T) {
-	d := newDatabase(t)
-	store := d.store(func(o *Options) { o.MaxConnections = 1 })
+// Goal: statements are prepared and a session is bounded where a connection leads
+// straight to the server.
+func TestSessionState(t *testing.T) {
+	sessionState(t, newDatabase(t), len(hotStatements), inMilliseconds(longestSharedWait))
+}
+
+// sessionState looks at what the session behind a used connection knows.
+func sessionState(t *testing.T, d *database, wantPrepared int, wantTimeout string) {
+	store := d.store(nil)
 	do(t, store, ledger.OpenBucket{Key: bucketKey, Limit: 100})
 	do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: "1", Fingerprint: "f", Tokens: 5})
 	conn, err := store.pool.Acquire(t.Context())
@@ -295,10 +298,6 @@ func TestNoSessionState(t *testing.T) {
 		(SELECT count(*) FROM pg_prepared_statements),
 		(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'),
 		current_setting('lock_timeout')`, pgx.QueryExecModeExec).Scan(&prepared, &locks, &lockTimeout)
-	wantPrepared, wantTimeout := len(hotStatements), inMilliseconds(longestSharedWait)
-	if os.Getenv(poolerVariable) != "" {
-		wantPrepared, wantTimeout = 0, "0"
-	}
 	if err != nil || prepared != wantPrepared || locks != 0 || lockTimeout != wantTimeout {
 		t.Errorf("prepared %d, advisory locks %d, lock_timeout %s, %v; want %d, 0 and %s", prepared, locks, lockTimeout, err, wantPrepared, wantTimeout)
 	}
