@@ -37,6 +37,7 @@ func TestRebaseSeveralTimes(t *testing.T) {
 			t.Errorf("declared %d: the raise returns to %s", c.declared, got)
 		}
 		in.waitLease(t, leaseName, active)
+		watched.waitSeen(t, c.limit)
 	}
 	in.passExpiry(t, leaseName)
 	in.waitLease(t, leaseName, restored)

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +140,8 @@ type limitWatch struct {
 	done    sync.WaitGroup
 	samples []limitSample
 	err     error
+	// last is the value that was seen last.
+	last atomic.Int64
 }
 
 // watchLimit reads L, and again and again until end is called. The first look is over
@@ -172,7 +175,18 @@ func (w *limitWatch) look(ctx context.Context, d *database, key string) {
 		Scan(&s.at, &s.limit)
 	if w.err == nil {
 		w.samples = append(w.samples, s)
+		w.last.Store(s.limit)
 	}
+}
+
+// waitSeen waits until the watch has seen L at a value, which a fast change could
+// otherwise hide from it.
+func (w *limitWatch) waitSeen(t *testing.T, limit int64) {
+	t.Helper()
+	waitFor(t, "the watch to see the limit", func() (bool, string) {
+		last := w.last.Load()
+		return last == limit, fmt.Sprint(last)
+	})
 }
 
 // end ends the watch, and returns the values of L in turn.
