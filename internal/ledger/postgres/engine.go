@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -269,9 +268,6 @@ func (e *engine) commit() {
 				e.putBack(g)
 			}
 		}
-		// Those who were just answered may ask for more at once, and then be served in
-		// the next transaction and not only in the one after it.
-		runtime.Gosched()
 	}
 }
 
@@ -284,7 +280,6 @@ func (e *engine) lane() {
 		}
 		e.store.answerAlone(groups[0])
 		e.answered(groups[0])
-		runtime.Gosched()
 	}
 }
 
