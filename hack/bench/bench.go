@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,6 +28,8 @@ func (l load) String() string { return fmt.Sprintf("%d/%d", l.buckets, l.callers
 
 // contender is one way to reserve and commit.
 type contender interface {
+	// prepare makes what a load needs and does not count.
+	prepare(ctx context.Context, load load, warmUp time.Duration) error
 	// measure runs a load for warmUp and then for window.
 	measure(ctx context.Context, load load, warmUp, window time.Duration) (sample, error)
 	close() error
@@ -87,11 +90,9 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	if c := b.contenders[name]; c != nil {
 		return c, nil
 	}
-	database := "bench_" + map[string]string{
-		theLedger: "ledger", byHand: "for_update", thePackage: "package", rawWrites: "raw", theRedis: "", withLeases: "growth",
-	}[name]
+	database := "bench_" + strings.ReplaceAll(name, "-", "_")
 	url := b.server.URL(database)
-	if name != theRedis {
+	if name != theRedis && name != withLeases {
 		if err := b.server.CreateDatabase(ctx, database); err != nil {
 			return nil, err
 		}
@@ -110,7 +111,7 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	case theRedis:
 		c, err = openRedis(ctx)
 	case withLeases:
-		c, err = openGrowth(ctx, url, b.options.growth)
+		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -171,6 +172,9 @@ func (b *bench) measure(ctx context.Context, name string, l load) error {
 	c, err := b.open(ctx, name)
 	if err != nil {
 		return err
+	}
+	if err := c.prepare(ctx, l, b.options.window/3); err != nil {
+		return fmt.Errorf("%s for %s: %w", name, l, err)
 	}
 	// What one leaves behind is not the next one's to write.
 	if _, err := b.admin.Exec(ctx, `CHECKPOINT`); err != nil {

@@ -28,7 +28,7 @@ CREATE TABLE leases (
 	bucket_key text NOT NULL, lease_id bigint NOT NULL, request_key text NOT NULL, state text NOT NULL,
 	tokens bigint NOT NULL, actual bigint, created_at timestamptz NOT NULL, expires_at timestamptz NOT NULL, settled_at timestamptz,
 	PRIMARY KEY (bucket_key, lease_id), UNIQUE (bucket_key, request_key)
-)`
+) WITH (fillfactor = 60)`
 
 // The sizes of pools that are tried; the best one for a load is taken.
 var poolSizes = []int32{8, 16, 32, 64}
@@ -56,18 +56,20 @@ func (c *forUpdate) close() error {
 	return nil
 }
 
-func (c *forUpdate) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+func (c *forUpdate) prepare(ctx context.Context, l load, warmUp time.Duration) error {
 	for ; c.opened < l.buckets; c.opened++ {
 		_, err := c.pools[poolSizes[0]].Exec(ctx, `INSERT INTO buckets VALUES ($1, $2, 0, 0)`, bucketName(c.opened), int64(plenty))
 		if err != nil {
-			return sample{}, err
+			return err
 		}
 	}
 	if c.best[l] == nil {
-		if err := c.findBest(ctx, l, warmUp); err != nil {
-			return sample{}, err
-		}
+		return c.findBest(ctx, l, warmUp)
 	}
+	return nil
+}
+
+func (c *forUpdate) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
 	return spend(ctx, l, warmUp, window, spendForUpdate(c.best[l]))
 }
 

@@ -2,18 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/token-lease/operator/hack/devenv/postgres"
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// growthContender is this ledger with leases that are kept. Its loads name as many
-// leases as others name buckets.
-type growthContender struct {
-	*ledgerContender
+// growth is this ledger with leases that are kept, each number of them in a database
+// of its own. Its loads name as many leases as others name buckets.
+type growth struct {
+	server *postgres.Server
+	sizes  map[int]*ledgerContender
 }
 
 // fill makes settled leases as they are after a month of use.
@@ -27,43 +30,58 @@ SELECT $1, 'mfyz' || lpad(n::text, 4, '0') || '.' || substr(encode(sha256(n::tex
 FROM generate_series(1, $2::bigint) AS n,
 LATERAL (SELECT now() - interval '30 days' + n * (interval '29 days' / $2::bigint) AS at) AS t`
 
-func openGrowth(ctx context.Context, url string, kept []int) (*growthContender, error) {
-	c, err := openLedger(ctx, url)
-	if err != nil {
-		return nil, err
+// empty takes away what the last measurement has left.
+const empty = `
+TRUNCATE tokenlease.leases`
+
+const settle = `
+UPDATE tokenlease.buckets SET reserved_tokens = 0, lease_records = $1::bigint, used_tokens = 7 * $1::bigint`
+
+func (g *growth) prepare(ctx context.Context, l load, _ time.Duration) error {
+	kept := l.buckets
+	database := fmt.Sprint("bench_growth_", kept)
+	c := g.sizes[kept]
+	if c == nil {
+		err := g.server.CreateDatabase(ctx, database)
+		if err != nil {
+			return err
+		}
+		if c, err = openLedger(ctx, g.server.URL(database)); err != nil {
+			return err
+		}
+		g.sizes[kept] = c
+		if _, err := c.ledger.OpenBucket(ctx, ledger.OpenBucket{Key: bucketName(0), Limit: plenty}); err != nil {
+			return err
+		}
 	}
-	conn, err := pgx.Connect(ctx, url)
+	conn, err := pgx.Connect(ctx, g.server.URL(database))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	for _, leases := range kept {
-		key := growthBucket(leases)
-		if _, err := c.ledger.OpenBucket(ctx, ledger.OpenBucket{Key: key, Limit: plenty}); err != nil {
-			return nil, err
-		}
-		if leases == 0 {
-			continue
-		}
-		if _, err := conn.Exec(ctx, fill, key, leases); err != nil {
-			return nil, err
-		}
-		_, err := conn.Exec(ctx, `UPDATE tokenlease.buckets SET lease_records = $2::bigint, used_tokens = 7 * $2::bigint WHERE bucket_key = $1`, key, leases)
-		if err != nil {
-			return nil, err
+	if _, err := conn.Exec(ctx, empty); err != nil {
+		return err
+	}
+	if kept > 0 {
+		if _, err := conn.Exec(ctx, fill, bucketName(0), kept); err != nil {
+			return err
 		}
 	}
-	if _, err := conn.Exec(ctx, `VACUUM ANALYZE`); err != nil {
-		return nil, err
+	if _, err := conn.Exec(ctx, settle, kept); err != nil {
+		return err
 	}
-	return &growthContender{c}, nil
+	_, err = conn.Exec(ctx, `VACUUM ANALYZE`)
+	return err
 }
 
-func growthBucket(leases int) string { return fmt.Sprintf("growth/%d", leases) }
+func (g *growth) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+	return g.sizes[l.buckets].measure(ctx, load{1, l.callers}, warmUp, window)
+}
 
-func (c *growthContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
-	key := growthBucket(l.buckets)
-	return spend(ctx, load{1, l.callers}, warmUp, window, func(ctx context.Context, _ string, n int64) error {
-		return c.spend(ctx, key, n)
-	})
+func (g *growth) close() error {
+	var errs []error
+	for _, c := range g.sizes {
+		errs = append(errs, c.close())
+	}
+	return errors.Join(errs...)
 }

@@ -40,12 +40,16 @@ func (c *ledgerContender) close() error {
 	return nil
 }
 
-func (c *ledgerContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+func (c *ledgerContender) prepare(ctx context.Context, l load, _ time.Duration) error {
 	for ; c.opened < l.buckets; c.opened++ {
 		if _, err := c.ledger.OpenBucket(ctx, ledger.OpenBucket{Key: bucketName(c.opened), Limit: plenty}); err != nil {
-			return sample{}, err
+			return err
 		}
 	}
+	return nil
+}
+
+func (c *ledgerContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
 	return spend(ctx, l, warmUp, window, c.spend)
 }
 

@@ -75,6 +75,8 @@ func openPackage(ctx context.Context, url string) (*packageContender, error) {
 
 func (c *packageContender) close() error { return nil }
 
+func (c *packageContender) prepare(context.Context, load, time.Duration) error { return nil }
+
 // measure uses new buckets each time: one that keeps leases gets slower with each.
 func (c *packageContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
 	c.round++

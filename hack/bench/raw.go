@@ -52,7 +52,7 @@ func openRaw(ctx context.Context, url string, batch int) (*raw, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &raw{conn: conn, batch: max(2, batch)}
+	c := &raw{conn: conn, batch: max(2, batch/2*2)}
 	if _, err := conn.Exec(ctx, rawSchema); err != nil {
 		return nil, err
 	}
@@ -62,9 +62,13 @@ func openRaw(ctx context.Context, url string, batch int) (*raw, error) {
 	return c, err
 }
 
+func (c *raw) prepare(context.Context, load, time.Duration) error { return nil }
+
 func (c *raw) close() error { return c.conn.Close(context.Background()) }
 
 func (c *raw) measure(ctx context.Context, _ load, warmUp, window time.Duration) (sample, error) {
+	// Leases of an earlier measurement have expired.
+	c.made = nil
 	started := time.Now()
 	begin, end := started.Add(warmUp), started.Add(warmUp+window)
 	var latencies []time.Duration

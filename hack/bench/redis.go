@@ -69,7 +69,7 @@ func openRedis(ctx context.Context) (_ *redisContender, err error) {
 		Path: program, Dir: dir.Path, LogFile: filepath.Join(dir.Path, "log"),
 		Args: []string{
 			"--bind", process.Loopback, "--port", strconv.Itoa(port), "--dir", dir.Path,
-			"--appendonly", "yes", "--appendfsync", "always", "--save", "",
+			"--appendonly", "yes", "--appendfsync", "always", "--save", "", "--auto-aof-rewrite-percentage", "0",
 		},
 	})
 	if err != nil {
@@ -102,12 +102,16 @@ func (c *redisContender) close() error {
 	return errors.Join(append(errs, c.dir.Remove())...)
 }
 
-func (c *redisContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+func (c *redisContender) prepare(ctx context.Context, l load, _ time.Duration) error {
 	for ; c.opened < l.buckets; c.opened++ {
 		if err := c.client.HSet(ctx, bucketName(c.opened), "limit", int64(plenty), "used", 0, "reserved", 0).Err(); err != nil {
-			return sample{}, err
+			return err
 		}
 	}
+	return nil
+}
+
+func (c *redisContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
 	return spend(ctx, l, warmUp, window, c.spend)
 }
 

@@ -59,9 +59,18 @@ func (r *report) ratios() map[string]float64 {
 		}
 	}
 	ratios := map[string]float64{}
+	// The ratios of each round, whose measurements lie close together, drift less than
+	// the figures do.
 	add := func(name, of, against string, figure func(sample) float64) {
-		if a, b := r.value(of, figure), r.value(against, figure); a > 0 && b > 0 {
-			ratios[name] = math.Round(1000*a/b) / 1000
+		a, b := r.samples[of], r.samples[against]
+		var rounds []float64
+		for i := range min(len(a), len(b)) {
+			if figure(a[i]) > 0 && figure(b[i]) > 0 {
+				rounds = append(rounds, figure(a[i])/figure(b[i]))
+			}
+		}
+		if len(rounds) > 0 {
+			ratios[name] = math.Round(1000*median(rounds)) / 1000
 		}
 	}
 	add("hot256_vs_package", point(theLedger, hot), point(thePackage, hot), perSecond)

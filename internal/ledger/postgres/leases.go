@@ -43,12 +43,15 @@ func scanLease(row pgx.Row) (*ledger.Lease, error) {
 	return r.value(), nil
 }
 
-// leasesByRequest looks each one up in the primary key: a transaction knows no other
-// way to join.
+// The needed keys are joined through LATERAL, which has no other plan than one
+// look-up in the index for each key.
 const leasesByRequest = `
 SELECT` + leaseColumns + `
 FROM unnest($1::text[], $2::bytea[]) AS needed (bucket_key, request_hash)
-JOIN tokenlease.leases AS l ON l.bucket_key = needed.bucket_key AND l.request_hash = needed.request_hash`
+CROSS JOIN LATERAL (
+	SELECT * FROM tokenlease.leases AS one
+	WHERE one.bucket_key = needed.bucket_key AND one.request_hash = needed.request_hash
+	OFFSET 0) AS l`
 
 // importedLeases finds leases by the IDs that they were imported with.
 const importedLeases = `

@@ -11,7 +11,7 @@ import (
 // anew costs several times what running them does.
 var hotStatements = []string{
 	lockFreeBuckets, lockBuckets, clockAndOverdueLeases, liveRaises, leasesByRequest,
-	updateCounters, insertLeases, updateLeases,
+	lookUpByBitmap, updateCounters, insertLeases, updateLeases,
 }
 
 // ownSession marks connections that lead straight to a server's session.

@@ -44,6 +44,12 @@ SELECT set_config('lock_timeout', $1::text, $5::boolean),
 	set_config('enable_mergejoin', 'off', $5::boolean),
 	set_config('jit', 'off', $5::boolean)`
 
+	// lookUpByBitmap holds for the writes of a transaction, which join the rows to
+	// write with new values. Planned while a table was empty, such a join reads all of
+	// an index for each of them, and the plan stays when the table has grown. A bitmap
+	// is only made of what an index is asked for.
+	lookUpByBitmap = `SELECT set_config('enable_indexscan', 'off', true)`
+
 	setLockTimeout = `SELECT set_config('lock_timeout', $1::text, true)`
 
 	rollbackTimeout = 2 * time.Second
@@ -255,6 +261,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		audit = append(audit, effects.Audit...)
 	}
 	batch := &pgx.Batch{}
+	batch.Queue(lookUpByBitmap)
 	buckets.queue(batch, t.loader.clock)
 	leases.queue(batch)
 	raises.queue(batch)
@@ -263,7 +270,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		return err
 	}
 	queueAudit(batch, audit)
-	if len(groups) > 0 && batch.Len() == 0 && !locked {
+	if len(groups) > 0 && batch.Len() == 1 && !locked {
 		// That there is no row may be an earlier transaction's doing, which must not be
 		// answered before it is durable. Locking a row would have written to the log.
 		batch.Queue(writeToLog)
