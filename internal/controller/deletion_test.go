@@ -168,6 +168,7 @@ func TestFinalizerRemovedByForce(t *testing.T) {
 			t.Errorf("limit %d while the ledger is away, want %d", s.Limit, temporary)
 		}
 	}
+	w.leaseState("seen", v1alpha1.RaiseStateActive)
 	w.leaseState("unseen", v1alpha1.RaiseStateActive)
 	w.store.down.Store(true)
 	force("seen")
