@@ -22,9 +22,10 @@ BEGIN
 	EXECUTE format('CREATE TABLE IF NOT EXISTS %I.token_lease_moved (
 		bucket_key text PRIMARY KEY, revision bigint NOT NULL, moved_at timestamptz NOT NULL DEFAULT clock_timestamp())', place);
 	EXECUTE format($function$
-		CREATE OR REPLACE FUNCTION %I.token_lease_refuse_moved() RETURNS trigger LANGUAGE plpgsql AS $body$
+		CREATE OR REPLACE FUNCTION %I.token_lease_refuse_moved() RETURNS trigger
+			LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 		DECLARE
-			key text := CASE WHEN TG_OP = 'DELETE' THEN OLD.bucket_key ELSE NEW.bucket_key END;
+			key text := CASE WHEN TG_OP = 'INSERT' THEN NEW.bucket_key ELSE OLD.bucket_key END;
 		BEGIN
 			IF EXISTS (SELECT FROM %I.token_lease_moved AS m WHERE m.bucket_key = key) THEN
 				RAISE EXCEPTION 'bucket %% was moved to the ledger of the token-lease operator; write it there', key;
@@ -40,9 +41,13 @@ $fence$`
 const (
 	lockBucket = `SELECT pg_advisory_xact_lock($1::integer, $2::integer)`
 	readBucket = `SELECT revision, state::text FROM token_lease_buckets WHERE bucket_key = $1`
-	putFence   = `INSERT INTO token_lease_moved (bucket_key, revision) VALUES ($1, $2) ON CONFLICT (bucket_key) DO NOTHING`
-	takeFence  = `DELETE FROM token_lease_moved WHERE bucket_key = $1`
-	listKeys   = `SELECT bucket_key FROM token_lease_buckets WHERE bucket_key > $1 ORDER BY bucket_key LIMIT $2`
+	// holdRow waits for whoever writes the row without the lock, and makes a writer
+	// fail whose snapshot is older than the fence. It changes nothing.
+	holdRow = `UPDATE token_lease_buckets SET revision = revision WHERE bucket_key = $1
+		AND NOT EXISTS (SELECT FROM token_lease_moved AS m WHERE m.bucket_key = $1)`
+	putFence  = `INSERT INTO token_lease_moved (bucket_key, revision) VALUES ($1, $2) ON CONFLICT (bucket_key) DO NOTHING`
+	takeFence = `DELETE FROM token_lease_moved WHERE bucket_key = $1`
+	listKeys  = `SELECT bucket_key FROM token_lease_buckets WHERE bucket_key > $1 ORDER BY bucket_key LIMIT $2`
 )
 
 // advisoryKeys are the two numbers by which the package locks a bucket.
@@ -54,9 +59,14 @@ func advisoryKeys(bucket string) (first, second int32) {
 // fence reads a bucket under the package's own lock, has check look at it, and keeps
 // writers out from then on. Who waited for the lock is refused, too.
 func fence(ctx context.Context, source *pgx.Conn, key string, check func(*document) error) (d *document, err error) {
-	err = pgx.BeginFunc(ctx, source, func(tx pgx.Tx) error {
+	// Each statement must see what was committed while the one before it waited.
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	err = pgx.BeginTxFunc(ctx, source, options, func(tx pgx.Tx) error {
 		first, second := advisoryKeys(key)
 		if _, err := tx.Exec(ctx, lockBucket, first, second); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, holdRow, key); err != nil {
 			return err
 		}
 		if d, err = read(ctx, tx, key); err != nil {
