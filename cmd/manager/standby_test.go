@@ -49,7 +49,7 @@ func TestControllerStates(t *testing.T) {
 			if time.Now().After(deadline) {
 				t.Fatalf("the line is %q, want %q", line(), want)
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // the pace of looking; the bound stands above
 		}
 	}
 	script := &apiScript{asked: make(chan struct{}), answers: make(chan error)}

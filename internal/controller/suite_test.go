@@ -273,7 +273,7 @@ func (w *world) eventually(what string, state func() (string, bool)) {
 		if time.Now().After(deadline) {
 			w.Fatalf("waited %s until %s; there is\n%s", waitTimeout, what, seen)
 		}
-		time.Sleep(waitStep)
+		time.Sleep(waitStep) // the pace of looking; the bound stands above
 	}
 }
 

@@ -82,7 +82,7 @@ func (c *cluster) waitFor(what string, want int64, sql string) {
 		if time.Now().After(deadline) {
 			c.Fatalf("%s: %d, want %d", what, got, want)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the pace of looking; the bound stands above
 	}
 }
 

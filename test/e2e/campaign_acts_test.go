@@ -167,7 +167,7 @@ func (c *campaign) replace(ctx context.Context, slot int, spec map[string]any) e
 		if !apierrors.IsAlreadyExists(err) || time.Now().After(patience) {
 			return err
 		}
-		time.Sleep(waitStep)
+		time.Sleep(waitStep) // the pace of looking; the bound stands above
 	}
 }
 

@@ -106,7 +106,7 @@ func (c *campaign) waitAgreement() {
 			}
 			c.t.FailNow()
 		}
-		time.Sleep(waitStep)
+		time.Sleep(waitStep) // the pace of looking; the bound stands above
 	}
 }
 

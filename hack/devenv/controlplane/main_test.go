@@ -59,6 +59,6 @@ func waitUntil(t *testing.T, what string, done func() (bool, error)) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s until %s (last error: %v)", waitTimeout, what, err)
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the pace of looking; the bound stands above
 	}
 }

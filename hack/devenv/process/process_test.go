@@ -124,7 +124,7 @@ func waitUntil(t *testing.T, what string, done func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %s until %s", waitTimeout, what)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the pace of looking; the bound stands above
 	}
 }
 

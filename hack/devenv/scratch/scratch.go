@@ -6,6 +6,7 @@
 package scratch
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,12 +56,12 @@ func own(parent, purpose string) (*Dir, error) {
 	}
 	lock, err := process.TryLock(filepath.Join(path, lockName))
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(path))
 	}
 	named := filepath.Join(parent, prefix+strings.TrimPrefix(filepath.Base(path), newPrefix))
 	if err := os.Rename(path, named); err != nil {
 		lock.Unlock()
-		return nil, err
+		return nil, errors.Join(err, os.RemoveAll(path))
 	}
 	return &Dir{Path: named, lock: lock}, nil
 }

@@ -52,7 +52,11 @@ func Linearizable(t *testing.T, stores []ledger.Store, disturb func(context.Cont
 		}
 		workers.Wait()
 		for _, operation := range h.operations {
-			outcomes[string(operation.Output.(linearOutput).code)]++
+			if output := operation.Output.(linearOutput); output.unknown {
+				outcomes["unknown"]++
+			} else {
+				outcomes[string(output.code)]++
+			}
 		}
 		if result := porcupine.CheckOperationsTimeout(linearModel.ToModel(), h.operations, linearizableCheck); result != porcupine.Ok {
 			t.Fatalf("round %d: no order of one after the other explains the answers (%s)", round, result)

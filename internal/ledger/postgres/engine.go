@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -52,6 +53,11 @@ func newCall(requests []ledger.Request) *call {
 		c.needs[i] = request.Needs()
 	}
 	return c
+}
+
+// closes reports whether the call closes its bucket.
+func (c *call) closes() bool {
+	return slices.ContainsFunc(c.requests, func(r ledger.Request) bool { return r.Operation() == ledger.OpCloseBucket })
 }
 
 // decide keeps the caller from giving the call up, and reports whether it already
@@ -192,14 +198,15 @@ func (e *engine) next(c *crew, buckets int) []*group {
 }
 
 // take removes calls from the head of a line: at least one, and as many as have no
-// more than the given number of requests.
+// more than the given number of requests. One that closes the bucket is by itself: a
+// transaction either makes a bucket or removes it.
 func (e *engine) take(l *line, requests int) *group {
 	g := &group{key: l.key, expired: l.expired}
 	l.expired = nil
 	taken := 0
 	n := 0
 	for _, c := range l.calls {
-		if len(g.calls) > 0 && taken+len(c.requests) > requests {
+		if len(g.calls) > 0 && (taken+len(c.requests) > requests || c.closes() || g.calls[len(g.calls)-1].closes()) {
 			break
 		}
 		n++

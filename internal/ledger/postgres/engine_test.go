@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -188,6 +189,29 @@ func TestBucketsAreServedInTurn(t *testing.T) {
 	}
 	if second := e.next(&e.committers, maxBuckets); len(second) != 1 || second[0].count() != maxRequests {
 		t.Errorf("then %d buckets are served, want the busy one with %d requests", len(second), maxRequests)
+	}
+}
+
+// Goal: a call that closes a bucket shares its transaction with no other, since one
+// that makes the bucket anew cannot be decided in the same. Method: what is taken from
+// a line.
+func TestClosingIsByItself(t *testing.T) {
+	e := &engine{lines: map[string]*line{}}
+	touch, closing := ledger.Touch{Key: bucketKey}, ledger.CloseBucket{Key: bucketKey}
+	for _, request := range []ledger.Request{touch, touch, closing, touch, closing, closing, touch} {
+		if err := e.enter(bucketKey, newCall([]ledger.Request{request})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []int
+	for e.waiting > 0 {
+		for _, g := range e.next(&e.committers, maxBuckets) {
+			got = append(got, g.count())
+			e.answered(g)
+		}
+	}
+	if want := []int{2, 1, 1, 1, 1, 1}; !slices.Equal(got, want) {
+		t.Errorf("the transactions have %v calls, want %v", got, want)
 	}
 }
 

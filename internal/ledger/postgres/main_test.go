@@ -156,6 +156,6 @@ func eventually(t *testing.T, what string, reached func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not happen in %v", what, testTimeout)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // the pace of looking; the bound stands above
 	}
 }
