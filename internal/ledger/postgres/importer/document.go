@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/token-lease/operator/internal/ledger"
@@ -112,6 +114,9 @@ func (f *fields) object(field string) map[string]json.RawMessage {
 // decode reads a row of the package's table. What the package itself would call
 // corrupt is refused, with what is wrong.
 func decode(key string, revision int64, state string) (*document, error) {
+	if err := checkNumbers(state); err != nil {
+		return nil, err
+	}
 	f := fieldsOf("state", json.RawMessage(state))
 	if f.err != nil {
 		return nil, f.err
@@ -144,6 +149,29 @@ func decode(key string, revision int64, state string) (*document, error) {
 		d.leases = append(d.leases, lease)
 	}
 	return d, d.checkSums()
+}
+
+// checkNumbers refuses what the package refuses wherever it stands: a number that a
+// JavaScript client would not read exactly.
+func checkNumbers(state string) error {
+	decoder := json.NewDecoder(strings.NewReader(state))
+	decoder.UseNumber()
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("it is no JSON: %w", err)
+		}
+		number, ok := token.(json.Number)
+		if !ok {
+			continue
+		}
+		if n, err := number.Int64(); err != nil || n > ledger.MaxTokens || !wholePattern.MatchString(number.String()) {
+			return fmt.Errorf("the number %s is not a whole one from 0 to %d", number, ledger.MaxTokens)
+		}
+	}
 }
 
 func (d *document) decodeLease(id string, text json.RawMessage, requests map[string]json.RawMessage) (documentLease, error) {

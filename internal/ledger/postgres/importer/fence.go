@@ -4,37 +4,51 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // createFence puts a table of the buckets that have moved beside the package's table,
-// and a trigger that refuses to write those. What the package kept stays as it was.
+// and triggers that refuse to write those, whoever does. What the package kept stays
+// as it was. The triggers are made once, and an open transaction on the table is
+// waited for only shortly, since all its writers would queue behind.
 const createFence = `
 DO $fence$
 DECLARE
-	place text := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-		WHERE c.oid = to_regclass('token_lease_buckets'));
+	source regclass := to_regclass('token_lease_buckets');
+	place text := (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = source);
 BEGIN
-	-- Two runs at once would both replace the function.
+	-- Two runs at once would both make the same.
 	PERFORM pg_advisory_xact_lock(hashtextextended('token_lease_moved', 0));
-	EXECUTE format('CREATE TABLE IF NOT EXISTS %I.token_lease_moved (
-		bucket_key text PRIMARY KEY, revision bigint NOT NULL, moved_at timestamptz NOT NULL DEFAULT clock_timestamp())', place);
+	IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = source AND tgname = 'token_lease_not_emptied') THEN
+		RETURN;
+	END IF;
+	PERFORM set_config('lock_timeout', '2s', true);
+	EXECUTE format('CREATE TABLE %I.token_lease_moved (
+		bucket_key text PRIMARY KEY,
+		revision bigint NOT NULL,
+		move_id uuid NOT NULL DEFAULT gen_random_uuid(),
+		fenced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+		imported_at timestamptz)', place);
 	EXECUTE format($function$
-		CREATE OR REPLACE FUNCTION %I.token_lease_refuse_moved() RETURNS trigger
+		CREATE FUNCTION %I.token_lease_refuse_moved() RETURNS trigger
 			LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 		DECLARE
-			key text := CASE WHEN TG_OP = 'INSERT' THEN NEW.bucket_key ELSE OLD.bucket_key END;
+			key text := CASE WHEN TG_OP = 'INSERT' THEN NEW.bucket_key WHEN TG_LEVEL = 'ROW' THEN OLD.bucket_key END;
 		BEGIN
-			IF EXISTS (SELECT FROM %I.token_lease_moved AS m WHERE m.bucket_key = key) THEN
-				RAISE EXCEPTION 'bucket %% was moved to the ledger of the token-lease operator; write it there', key;
+			IF EXISTS (SELECT FROM %I.token_lease_moved AS m WHERE m.bucket_key = key OR TG_LEVEL = 'STATEMENT') THEN
+				RAISE EXCEPTION 'bucket %% was moved to the ledger of the token-lease operator; write it there', coalesce(key, '(some)');
 			END IF;
-			RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+			RETURN CASE WHEN TG_OP IN ('INSERT', 'UPDATE') THEN NEW ELSE OLD END;
 		END
 		$body$ $function$, place, place);
-	EXECUTE format('CREATE OR REPLACE TRIGGER token_lease_moved BEFORE INSERT OR UPDATE OR DELETE ON %I.token_lease_buckets
-		FOR EACH ROW EXECUTE FUNCTION %I.token_lease_refuse_moved()', place, place);
+	EXECUTE format('CREATE TRIGGER token_lease_moved BEFORE INSERT OR UPDATE OR DELETE ON %s
+		FOR EACH ROW EXECUTE FUNCTION %I.token_lease_refuse_moved()', source, place);
+	EXECUTE format('CREATE TRIGGER token_lease_not_emptied BEFORE TRUNCATE ON %s
+		FOR EACH STATEMENT EXECUTE FUNCTION %I.token_lease_refuse_moved()', source, place);
 END
 $fence$`
 
@@ -43,12 +57,42 @@ const (
 	readBucket = `SELECT revision, state::text FROM token_lease_buckets WHERE bucket_key = $1`
 	// holdRow waits for whoever writes the row without the lock, and makes a writer
 	// fail whose snapshot is older than the fence. It changes nothing.
-	holdRow = `UPDATE token_lease_buckets SET revision = revision WHERE bucket_key = $1
-		AND NOT EXISTS (SELECT FROM token_lease_moved AS m WHERE m.bucket_key = $1)`
-	putFence  = `INSERT INTO token_lease_moved (bucket_key, revision) VALUES ($1, $2) ON CONFLICT (bucket_key) DO NOTHING`
-	takeFence = `DELETE FROM token_lease_moved WHERE bucket_key = $1`
-	listKeys  = `SELECT bucket_key FROM token_lease_buckets WHERE bucket_key > $1 ORDER BY bucket_key LIMIT $2`
+	holdRow   = `UPDATE token_lease_buckets SET revision = revision WHERE bucket_key = $1`
+	putFence  = `INSERT INTO token_lease_moved (bucket_key, revision) VALUES ($1, $2) RETURNING move_id::text`
+	takeFence = `DELETE FROM token_lease_moved WHERE bucket_key = $1 AND imported_at IS NULL`
+	endMove   = `UPDATE token_lease_moved SET imported_at = clock_timestamp() WHERE bucket_key = $1 AND imported_at IS NULL`
+	fenceIs   = `SELECT to_regclass('token_lease_moved') IS NOT NULL`
+	readFence = `SELECT move_id::text, revision, fenced_at, imported_at IS NOT NULL FROM token_lease_moved WHERE bucket_key = $1`
+	listKeys  = `SELECT bucket_key FROM token_lease_buckets WHERE $1::text IS NULL OR bucket_key > $1
+		ORDER BY bucket_key LIMIT $2`
 )
+
+// move is what a fence says of a bucket; the zero value means that there is none.
+type move struct {
+	id       string
+	revision int64
+	fencedAt time.Time
+	// imported is set once the ledger was known to have the bucket.
+	imported bool
+}
+
+// querier is a connection or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// moveOf reads the fence of a bucket. A dry run may come before there is any.
+func moveOf(ctx context.Context, source querier, key string) (m move, err error) {
+	var there bool
+	if err := source.QueryRow(ctx, fenceIs).Scan(&there); err != nil || !there {
+		return m, err
+	}
+	err = source.QueryRow(ctx, readFence, key).Scan(&m.id, &m.revision, &m.fencedAt, &m.imported)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return move{}, nil
+	}
+	return m, err
+}
 
 // advisoryKeys are the two numbers by which the package locks a bucket.
 func advisoryKeys(bucket string) (first, second int32) {
@@ -57,8 +101,9 @@ func advisoryKeys(bucket string) (first, second int32) {
 }
 
 // fence reads a bucket under the package's own lock, has check look at it, and keeps
-// writers out from then on. Who waited for the lock is refused, too.
-func fence(ctx context.Context, source *pgx.Conn, key string, check func(*document) error) (d *document, err error) {
+// writers out from then on: those who waited for the lock, too. fresh tells that it
+// did so, and not an earlier run.
+func fence(ctx context.Context, source *pgx.Conn, key string, check func(*document, move) error) (d *document, m move, fresh bool, err error) {
 	// Each statement must see what was committed while the one before it waited.
 	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 	err = pgx.BeginTxFunc(ctx, source, options, func(tx pgx.Tx) error {
@@ -66,35 +111,63 @@ func fence(ctx context.Context, source *pgx.Conn, key string, check func(*docume
 		if _, err := tx.Exec(ctx, lockBucket, first, second); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, holdRow, key); err != nil {
+		if m, err = moveOf(ctx, tx, key); err != nil {
 			return err
+		}
+		if m.id == "" {
+			if _, err := tx.Exec(ctx, holdRow, key); err != nil {
+				return err
+			}
 		}
 		if d, err = read(ctx, tx, key); err != nil {
 			return err
 		}
-		if err := check(d); err != nil {
+		if err := check(d, m); err != nil || m.id != "" {
 			return err
 		}
-		_, err := tx.Exec(ctx, putFence, key, d.revision)
-		return err
+		fresh, m.revision = true, d.revision
+		return tx.QueryRow(ctx, putFence, key, d.revision).Scan(&m.id)
 	})
-	return d, err
-}
-
-// querier is a connection or a transaction.
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	return d, m, fresh, err
 }
 
 func read(ctx context.Context, source querier, key string) (*document, error) {
 	var revision int64
 	var state string
-	if err := source.QueryRow(ctx, readBucket, key).Scan(&revision, &state); err != nil {
+	err := source.QueryRow(ctx, readBucket, key).Scan(&revision, &state)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, refuse("the package has no such bucket")
+	}
+	if err != nil {
 		return nil, err
 	}
 	d, err := decode(key, revision, state)
 	if err != nil {
-		return nil, &refusal{fmt.Errorf("its document is damaged: %w", err)}
+		return nil, refuse("its document is damaged: %w", err)
 	}
 	return d, nil
+}
+
+// checkMove refuses a bucket whose fence does not fit its row or the ledger.
+func (m move) check(d *document) error {
+	switch {
+	case m.id == "":
+		return nil
+	case m.revision != d.revision:
+		return refuse("it was moved at revision %d, and its row is at %d now: somebody has written it past the fence; decide which one holds",
+			m.revision, d.revision)
+	case m.imported:
+		return refuse("it was moved to another ledger at %s", m.fencedAt.Format(time.RFC3339))
+	default:
+		return nil
+	}
+}
+
+// hint says how to let the package's writers in again, where a fence stands.
+func (m move) hint() string {
+	if m.id == "" {
+		return ""
+	}
+	return fmt.Sprintf("; the package's writers have been kept out since %s: if no ledger has taken it over, delete its row of token_lease_moved",
+		m.fencedAt.Format(time.RFC3339))
 }

@@ -2,10 +2,11 @@
 // token-lease@0.1.0: limits, usage, leases and the hashes of their requests, so that
 // a request which the package has seen is recognised here.
 //
-// Each bucket is moved in two steps. First the package's writers are kept out, under
-// the package's own lock and for good; then the bucket is written here, in one
-// transaction. A run that ends in between is finished by the next one, since the
-// document cannot change any more. What cannot be moved as it is stays where it is.
+// Each bucket is moved in steps. First the package's writers are kept out, under the
+// package's own lock and for good; then the bucket is written here, in one
+// transaction, with the ID of the move as its operation; then the move is noted beside
+// the source as done. A run that ends in between is finished by the next one, since
+// the document cannot change any more. What cannot be moved as it is stays where it is.
 package importer
 
 import (
@@ -26,8 +27,8 @@ const pageSize = 500
 // Options configure a run.
 type Options struct {
 	// Source holds the package's table, Target the ledger; they may be one database.
-	// The role of the source must be allowed to create a table, a function and a
-	// trigger beside the package's table.
+	// The role of the source must own the package's table and be allowed to create a
+	// table and a function beside it.
 	Source, Target string
 	// Buckets are the keys to move; all of them when it is empty.
 	Buckets []string
@@ -67,8 +68,8 @@ type refusal struct{ err error }
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
 
-// errImported ends the move of a bucket that another run has moved meanwhile.
-var errImported = errors.New("it was imported meanwhile")
+// errImported ends the move of a bucket that the ledger has by this very move.
+var errImported = errors.New("it was imported already")
 
 func refuse(format string, args ...any) error { return &refusal{fmt.Errorf(format, args...)} }
 
@@ -124,7 +125,7 @@ func (r *run) all(ctx context.Context) error {
 		}
 		return ctx.Err()
 	}
-	after := ""
+	var after *string
 	for ctx.Err() == nil {
 		rows, err := r.source.Query(ctx, listKeys, after, pageSize)
 		if err != nil {
@@ -137,7 +138,7 @@ func (r *run) all(ctx context.Context) error {
 		for _, key := range keys {
 			r.note(ctx, key)
 		}
-		after = keys[len(keys)-1]
+		after = &keys[len(keys)-1]
 	}
 	return ctx.Err()
 }
@@ -149,8 +150,6 @@ func (r *run) note(ctx context.Context, key string) {
 	switch {
 	case errors.As(err, &refused):
 		outcome = Skipped
-	case errors.Is(err, pgx.ErrNoRows):
-		outcome, err = Skipped, errors.New("the package has no such bucket")
 	case err != nil:
 		outcome = Failed
 	}
@@ -165,44 +164,52 @@ func (r *run) note(ctx context.Context, key string) {
 	}
 }
 
+// move moves one bucket, or finds that it has been.
 func (r *run) move(ctx context.Context, key string) (*document, Outcome, error) {
-	check := func(d *document) error { return r.checkTarget(ctx, d) }
-	imported, err := r.isImported(ctx, key)
-	if err != nil || imported {
-		return nil, AlreadyImported, err
-	}
+	check := func(d *document, m move) error { return r.check(ctx, d, m) }
 	if r.options.DryRun {
+		m, err := moveOf(ctx, r.source, key)
+		if err != nil {
+			return nil, Failed, err
+		}
 		d, err := read(ctx, r.source, key)
 		if err == nil {
-			err = check(d)
+			err = check(d, m)
+		}
+		if errors.Is(err, errImported) {
+			return nil, AlreadyImported, nil
 		}
 		return d, Imported, err
 	}
-	d, err := fence(ctx, r.source, key, check)
+	d, m, fresh, err := fence(ctx, r.source, key, check)
 	switch {
 	case errors.Is(err, errImported):
-		return nil, AlreadyImported, nil
+		_, err := r.source.Exec(ctx, endMove, key)
+		return nil, AlreadyImported, err
 	case err != nil:
 		return nil, Failed, err
 	}
-	return r.write(ctx, d)
+	return r.write(ctx, d, m, fresh)
 }
 
-// checkTarget refuses a document that the ledger cannot take.
-func (r *run) checkTarget(ctx context.Context, d *document) error {
+// check refuses a bucket that the ledger cannot take, and ends with errImported where
+// it has taken it by this very move.
+func (r *run) check(ctx context.Context, d *document, m move) error {
 	var clock time.Time
 	var known bool
-	if err := r.target.QueryRow(ctx, bucketIsKnown, d.bucket).Scan(&clock, &known); err != nil {
+	var imported string
+	err := r.target.QueryRow(ctx, targetOf, d.bucket, string(ledger.AuditBucketImported)).Scan(&clock, &known, &imported)
+	if err != nil {
+		return err
+	}
+	if m.id != "" && imported == operationOf(m) && m.revision == d.revision {
+		return errImported
+	}
+	if err := m.check(d); err != nil {
 		return err
 	}
 	if known {
-		switch imported, err := r.isImported(ctx, d.bucket); {
-		case err != nil:
-			return err
-		case imported:
-			return errImported
-		}
-		return refuse("the ledger knows a bucket of this key already; two are never made one")
+		return refuse("the ledger knows a bucket of this key already, which did not come from here; two are never made one%s", m.hint())
 	}
 	if err := d.checkTarget(clock); err != nil {
 		return &refusal{err}
@@ -210,26 +217,27 @@ func (r *run) checkTarget(ctx context.Context, d *document) error {
 	return nil
 }
 
-func (r *run) isImported(ctx context.Context, key string) (imported bool, err error) {
-	err = r.target.QueryRow(ctx, bucketIsImported, key, string(ledger.AuditBucketImported)).Scan(&imported)
-	return imported, err
-}
-
-// write makes the bucket. Should somebody have made one of its key since it was
-// looked for, the package's writers are let in again.
-func (r *run) write(ctx context.Context, d *document) (*document, Outcome, error) {
-	err := pgx.BeginFunc(ctx, r.target, func(tx pgx.Tx) error { return insert(ctx, tx, d) })
+// write makes the bucket, and notes beside the source that it was made. Should somebody
+// have made one of its key since it was looked for, the package's writers are let in
+// again, if it was this run that kept them out.
+func (r *run) write(ctx context.Context, d *document, m move, fresh bool) (*document, Outcome, error) {
+	err := pgx.BeginFunc(ctx, r.target, func(tx pgx.Tx) error { return insert(ctx, tx, d, m) })
 	var reply *pgconn.PgError
 	const uniqueViolation = "23505"
-	if !errors.As(err, &reply) || reply.Code != uniqueViolation {
-		return d, Imported, err
-	}
-	imported, err := r.isImported(ctx, d.bucket)
-	if err != nil || imported {
-		return nil, AlreadyImported, err
-	}
-	if _, err := r.source.Exec(ctx, takeFence, d.bucket); err != nil {
+	if errors.As(err, &reply) && reply.Code == uniqueViolation {
+		err = r.check(ctx, d, m)
+		if errors.Is(err, errImported) {
+			return nil, AlreadyImported, nil
+		}
+		if fresh {
+			_, lifted := r.source.Exec(ctx, takeFence, d.bucket)
+			err = errors.Join(err, lifted)
+		}
 		return nil, Failed, err
 	}
-	return nil, Skipped, refuse("the ledger has got a bucket of this key meanwhile; two are never made one")
+	if err != nil {
+		return nil, Failed, err
+	}
+	_, err = r.source.Exec(ctx, endMove, d.bucket)
+	return d, Imported, err
 }

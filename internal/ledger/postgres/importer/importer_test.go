@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -246,11 +245,14 @@ func TestSkipped(t *testing.T) {
 	}{
 		"version":  {func(s map[string]any) { s["schemaVersion"] = 2 }, "schemaVersion is 2"},
 		"key":      {func(s map[string]any) { s["bucket"] = "other" }, "state.bucket"},
-		"fraction": {func(s map[string]any) { s["limit"] = 1000.5 }, "state.limit is not a whole number"},
-		"huge":     {func(s map[string]any) { s["limit"] = json.Number("9007199254740992") }, "state.limit is not a whole number"},
-		"negative": {func(s map[string]any) { s["usedTokens"] = -1 }, "state.usedTokens"},
+		"fraction": {func(s map[string]any) { s["limit"] = 1000.5 }, "the number 1000.5 is not a whole one"},
+		"huge":     {func(s map[string]any) { s["limit"] = json.Number("9007199254740992") }, "the number 9007199254740992"},
+		"negative": {func(s map[string]any) { s["usedTokens"] = -1 }, "the number -1"},
 		"sums":     {func(s map[string]any) { s["usedTokens"] = 251 }, "the leases sum up to 250"},
 		"limit":    {func(s map[string]any) { s["limit"] = 500 }, "above the limit"},
+		"text":     {func(s map[string]any) { s["limit"] = "1000" }, "state.limit is not a whole number"},
+		"unknown":  {func(s map[string]any) { s["note"] = 1.5 }, "the number 1.5 is not a whole one"},
+		"":         {nil, "bucket must be a trimmed"},
 		"no lease": {func(s map[string]any) { s["leases"] = []any{} }, "state.leases is not an object"},
 		"request":  {func(s map[string]any) { delete(s["requests"].(map[string]any), lease(s, 0)["requestHash"].(string)) }, "5 leases and 4 requests"},
 		"hash":     {func(s map[string]any) { lease(s, 1)["requestHash"] = "ABC" }, "requestHash is not a SHA-256"},
@@ -298,86 +300,65 @@ func TestSkipped(t *testing.T) {
 	}
 }
 
-// Goal: a run that ended between its two steps is finished by the next one, and two
-// runs at once import each bucket once. Method: the fence alone, then runs.
-func TestInterruptedAndAtOnce(t *testing.T) {
-	p := newPlace(t, true)
-	const buckets = 20
-	for i := range buckets {
-		p.put(fmt.Sprint("b", i), nil)
-	}
-	p.exec(createFence)
-	p.exec(`INSERT INTO token_lease_moved (bucket_key, revision) SELECT bucket_key, revision FROM token_lease_buckets LIMIT 5`)
-	var mutex sync.Mutex
-	var runs sync.WaitGroup
-	total := map[Outcome]int{}
-	for range 3 {
-		runs.Go(func() {
-			summary, err := Run(t.Context(), Options{Source: p.source, Target: p.target, Report: func(bucket string, outcome Outcome, reason error) {
-				t.Errorf("%s %s: %v", bucket, outcome, reason)
-			}})
-			if err != nil {
-				t.Error(err)
-			}
-			mutex.Lock()
-			defer mutex.Unlock()
-			for outcome, n := range summary.Buckets {
-				total[outcome] += n
-			}
-		})
-	}
-	runs.Wait()
-	if total[Imported] != buckets || total[AlreadyImported] != 2*buckets {
-		t.Errorf("three runs at once: %v, want %d imported once", total, buckets)
+// Goal: the package's own role, which owns nothing, is refused what has moved, in
+// every way to write it, and can write what has not.
+func TestRoleOfThePackage(t *testing.T) {
+	p := newPlace(t, false)
+	p.put(bucketKey, nil)
+	p.put("stays", nil)
+	role := fmt.Sprintf("importer_app_%d", time.Now().UnixNano())
+	p.exec(`CREATE ROLE ` + role)
+	p.exec(`GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON token_lease_buckets TO ` + role)
+	t.Cleanup(func() {
+		if _, err := p.conn.Exec(context.Background(), `RESET ROLE; DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	summary, _ := p.run(func(o *Options) { o.Buckets = []string{bucketKey} })
+	p.wantCounts(summary, 1, 0, 0)
+	p.exec(`SET ROLE ` + role)
+	p.exec(`UPDATE token_lease_buckets SET updated_at = now() WHERE bucket_key = 'stays'`)
+	for _, sql := range []string{
+		`UPDATE token_lease_buckets SET updated_at = now() WHERE bucket_key = 'tenants/pm-4821'`,
+		`UPDATE token_lease_buckets SET bucket_key = 'elsewhere' WHERE bucket_key = 'tenants/pm-4821'`,
+		`DELETE FROM token_lease_buckets WHERE bucket_key = 'tenants/pm-4821'`,
+		`TRUNCATE token_lease_buckets`,
+	} {
+		if _, err := p.conn.Exec(t.Context(), sql); err == nil || !strings.Contains(err.Error(), "was moved to the ledger") {
+			t.Errorf("%s: %v, want it to be refused", sql, err)
+		}
 	}
 }
 
-// Goal: a writer of the package who waits while its bucket is moved is refused.
-// Method: a transaction that has the package's lock, as its writer does, and one that
-// waits for it; the import gets it in between.
-func TestWriterIsKeptOut(t *testing.T) {
-	p := newPlace(t, false)
+// Goal: "already imported" is said of this very move only. Method: the same key in
+// another source, the same source into another ledger, a source that was written past
+// its fence, one that was restored without it, and a fence that a run has left to a
+// key which the ledger has got since.
+func TestNotTheSameMove(t *testing.T) {
+	p, other := newPlace(t, true), newPlace(t, true)
 	p.put(bucketKey, nil)
-	writer, err := p.conn.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, second := advisoryKeys(bucketKey)
-	if _, err := writer.Exec(t.Context(), lockBucket, first, second); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan Summary, 1)
-	go func() {
-		summary, err := Run(context.Background(), Options{Source: p.source, Target: p.target, Report: func(string, Outcome, error) {}})
-		if err != nil {
-			t.Error(err)
-		}
-		done <- summary
-	}()
-	waiting := func() (n int) {
-		if err := writer.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	for deadline := time.Now().Add(time.Minute); waiting() == 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("the import does not wait for the package's lock")
+	other.put(bucketKey, nil)
+	summary, _ := p.run(nil)
+	p.wantCounts(summary, 1, 0, 0)
+	refused := func(what, want string, change func(*Options)) {
+		t.Helper()
+		summary, reasons := p.run(change)
+		p.wantCounts(summary, 0, 0, 1)
+		if !strings.Contains(reasons[bucketKey], want) {
+			t.Errorf("%s: %q, want it to tell of %q", what, reasons[bucketKey], want)
 		}
 	}
-	if _, err := writer.Exec(t.Context(), `UPDATE token_lease_buckets SET revision = revision, updated_at = now()`); err != nil {
-		t.Fatalf("who has the lock: %v", err)
-	}
-	if err := writer.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if summary := <-done; summary.Buckets[Imported] != 1 {
-		t.Errorf("the summary is %+v", summary)
-	}
-	if _, err := p.conn.Exec(t.Context(), `UPDATE token_lease_buckets SET updated_at = now()`); err == nil {
-		t.Error("the package can still write")
-	}
+	refused("another source", "did not come from here", func(o *Options) { o.Source = other.source })
+	refused("another ledger", "moved to another ledger", func(o *Options) { o.Target = other.target })
+	p.exec(`ALTER TABLE token_lease_buckets DISABLE TRIGGER USER`)
+	p.exec(`UPDATE token_lease_buckets SET revision = revision + 1, state = jsonb_set(state, '{revision}', to_jsonb(revision + 1))`)
+	refused("written past the fence", "past the fence", nil)
+	p.exec(`DELETE FROM token_lease_moved`)
+	refused("restored without the fence", "did not come from here", nil)
+	p.exec(`INSERT INTO token_lease_moved (bucket_key, revision) SELECT bucket_key, revision FROM token_lease_buckets`)
+	refused("a fence that was left", "delete its row of token_lease_moved", nil)
+	// The other source was let alone.
+	other.exec(`UPDATE token_lease_buckets SET updated_at = now()`)
 }
 
 // Goal: what cannot work at all says what to change, without the password.

@@ -10,12 +10,13 @@ import (
 )
 
 const (
-	bucketIsKnown = `
+	// targetOf answers the clock, whether the ledger knows a key, and by which
+	// operation it was imported.
+	targetOf = `
 SELECT tokenlease.ledger_now(), EXISTS (SELECT FROM tokenlease.buckets WHERE bucket_key = $1)
-	OR EXISTS (SELECT FROM tokenlease.audit WHERE bucket_key = $1)`
-
-	bucketIsImported = `
-SELECT EXISTS (SELECT FROM tokenlease.audit WHERE bucket_key = $1 AND event = $2)`
+	OR EXISTS (SELECT FROM tokenlease.audit WHERE bucket_key = $1),
+	coalesce((SELECT a.operation_id FROM tokenlease.audit AS a
+		WHERE a.bucket_key = $1 AND a.event = $2 ORDER BY a.sequence DESC LIMIT 1), '')`
 
 	// The schema takes the writer for the ledger, which puts the row in its place.
 	becomeWriter = `SELECT set_config('tokenlease.writer', 'ledger', true)`
@@ -37,15 +38,15 @@ FROM unnest($2::text[], $3::bytea[], $4::bytea[], $5::text[], $6::bigint[], $7::
 
 	insertAudit = `
 INSERT INTO tokenlease.audit (
-	bucket_key, sequence, event, outcome, worker, trigger_operation,
+	bucket_key, sequence, event, outcome, operation_id, worker, trigger_operation,
 	requested_limit_tokens, effective_limit_tokens, used_tokens, reserved_tokens, limit_epoch, recorded_at)
-VALUES ($1, 1, $2, $3, 'import', 'import', $4, $4, $5, $6, 0, tokenlease.ledger_now())`
+VALUES ($1, 1, $2, $3, $7, 'import', 'import', $4, $4, $5, $6, 0, tokenlease.ledger_now())`
 )
 
 // insert writes a bucket with its leases and its evidence. It belongs to nobody until
 // a TokenBucket of the same limit adopts it, and has the settings that the package
 // has unless it was told others; a replay without a TTL takes the original's.
-func insert(ctx context.Context, tx pgx.Tx, d *document) error {
+func insert(ctx context.Context, tx pgx.Tx, d *document, m move) error {
 	if _, err := tx.Exec(ctx, becomeWriter); err != nil {
 		return err
 	}
@@ -60,9 +61,12 @@ func insert(ctx context.Context, tx pgx.Tx, d *document) error {
 		return err
 	}
 	_, err = tx.Exec(ctx, insertAudit, d.bucket, string(ledger.AuditBucketImported), string(ledger.OutcomeApplied),
-		d.limit, d.used, d.reserved)
+		d.limit, d.used, d.reserved, operationOf(m))
 	return err
 }
+
+// operationOf names the effect of a move.
+func operationOf(m move) string { return "import:" + m.id }
 
 // insertLeasesOf writes all leases at once: the package keeps at most some ten
 // thousand.
