@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,10 +13,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/token-lease/operator/hack/devenv/npm"
 )
 
-// The npm package runs in a process of its own, on the Node that comes as an npm
-// package, since it needs a newer one than many machines have.
+// The npm package runs in a process of its own.
 //
 //go:embed driver.mjs
 var driver []byte
@@ -30,33 +30,16 @@ var packageLock []byte
 
 // packageContender is the npm package with its PostgreSQL store.
 type packageContender struct {
-	dir, url string
-	round    int
+	dir, node, url string
+	round          int
 }
 
 func openPackage(ctx context.Context, url string) (*packageContender, error) {
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		return nil, errors.New("npm is needed to install the package: install Node.js with npm, or leave it out with -only")
-	}
-	cache, err := os.UserCacheDir()
+	dir, node, err := npm.Install(ctx, "tokenlease-bench", map[string][]byte{
+		"driver.mjs": driver, "package.json": packageJSON, "package-lock.json": packageLock,
+	}, os.Stderr)
 	if err != nil {
 		return nil, err
-	}
-	dir := filepath.Join(cache, "tokenlease-bench")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	for name, content := range map[string][]byte{"driver.mjs": driver, "package.json": packageJSON, "package-lock.json": packageLock} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			return nil, err
-		}
-	}
-	fmt.Fprintln(os.Stderr, "bench: installing the npm package")
-	install := exec.CommandContext(ctx, npm, "ci", "--no-audit", "--no-fund")
-	install.Dir = dir
-	if output, err := install.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("npm ci: %w: %s", err, output)
 	}
 	schema, err := os.ReadFile(filepath.Join(dir, "node_modules", "token-lease", "schema", "postgres.sql"))
 	if err != nil {
@@ -70,7 +53,7 @@ func openPackage(ctx context.Context, url string) (*packageContender, error) {
 	if _, err := conn.Exec(ctx, string(schema)); err != nil {
 		return nil, err
 	}
-	return &packageContender{dir: dir, url: url}, nil
+	return &packageContender{dir: dir, node: node, url: url}, nil
 }
 
 func (c *packageContender) close() error { return nil }
@@ -80,7 +63,7 @@ func (c *packageContender) prepare(context.Context, load, time.Duration) error {
 // measure uses new buckets each time: one that keeps leases gets slower with each.
 func (c *packageContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
 	c.round++
-	node := exec.CommandContext(ctx, filepath.Join(c.dir, "node_modules", "node", "bin", "node"), "driver.mjs",
+	node := exec.CommandContext(ctx, c.node, "driver.mjs",
 		strconv.Itoa(l.callers), strconv.Itoa(l.buckets),
 		strconv.FormatInt(warmUp.Milliseconds(), 10), strconv.FormatInt(window.Milliseconds(), 10), strconv.Itoa(c.round))
 	node.Dir = c.dir

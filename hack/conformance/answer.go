@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,6 +43,9 @@ type leaseState struct {
 	CreatedAt      int64  `json:"createdAt"`
 	ExpiresAt      int64  `json:"expiresAt"`
 	SettledAt      *int64 `json:"settledAt"`
+	// The hashes are listed with a bucket's leases only.
+	RequestHash     string `json:"requestHash,omitempty"`
+	FingerprintHash string `json:"fingerprintHash,omitempty"`
 }
 
 // String is the canonical form in which answers are compared.
@@ -88,6 +92,8 @@ func (i *ids) answer(step int, result ledger.Result) answer {
 				if made, known := i.stepOf[v]; known && name == "leaseId" {
 					a.Details[name] = float64(made)
 				}
+			default:
+				a.Details[name] = fmt.Sprintf("%T %v", v, v)
 			}
 		}
 		return a

@@ -39,7 +39,7 @@ func (c *comparison) compare(ctx context.Context, s sequence) (string, error) {
 		if inMemory, inPostgres := ours[0][i].String(), ours[1][i].String(); inMemory != inPostgres {
 			return fmt.Sprintf("step %d: memory answers\n  %s\npostgres\n  %s", i, inMemory, inPostgres), nil
 		}
-		e := exchange{step, s.settings, theirs[i], ours[0][i]}
+		e := exchange{i, step, s.settings, theirs[i], ours[0][i]}
 		if listed(e.theirs, step).String() == e.ours.String() {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 
 // exchange is one step with both answers.
 type exchange struct {
+	index    int
 	step     step
 	settings ledger.ReservationSettings
 	theirs   answer
@@ -29,6 +30,8 @@ var differences = []difference{
 	{"bucket keys", func(e exchange) bool {
 		return !norm.NFC.IsNormalString(e.step.bucket) && e.ours.Code == string(ledger.CodeInvalidInput) && e.ours.Details["field"] == "bucket"
 	}},
+	// The driver has the package look at the bucket after such a refusal, so that what
+	// is due has been done on both sides.
 	{"where defaults live", func(e exchange) bool {
 		return beyondMaximum(e) && e.ours.Code == string(ledger.CodeBucketNotFound)
 	}},
@@ -37,10 +40,11 @@ var differences = []difference{
 	}},
 	{"replay without a TTL: that of the original", func(e exchange) bool {
 		return e.step.verb == reserve && e.step.ttl == 0 && e.theirs.Code == string(ledger.CodeIdempotencyConflict) &&
-			e.ours.Lease != nil && e.ours.Lease.ExpiresAt-e.ours.Lease.CreatedAt != e.settings.DefaultTTL.Milliseconds()
+			e.ours.Lease != nil && e.ours.Lease.ID < e.index && e.ours.Lease.ExpiresAt-e.ours.Lease.CreatedAt != e.settings.DefaultTTL.Milliseconds()
 	}},
 	{"updatedAt", func(e exchange) bool {
-		if e.ours.Bucket == nil || e.theirs.Bucket == nil || e.ours.Bucket.UpdatedAt <= e.theirs.Bucket.UpdatedAt {
+		if e.ours.Bucket == nil || e.theirs.Bucket == nil || e.ours.Bucket.UpdatedAt <= e.theirs.Bucket.UpdatedAt ||
+			e.ours.Bucket.UpdatedAt != e.ours.evidence.UnixMilli() {
 			return false
 		}
 		same := *e.ours.Bucket
@@ -73,14 +77,14 @@ func listed(theirs answer, s step) answer {
 	return theirs
 }
 
-// clocks are the instants that the package is given. Where our ledger has moved a
-// bucket's time by evidence that the package does not keep, the package's clock
-// stands there, too: no decision on a bucket is made before its time.
+// clocks are the instants that the package is given. Where evidence that the package
+// does not keep has moved a bucket's time here, the package's clock stands there, too:
+// no decision on a bucket is made before its time.
 func clocks(s sequence, ours []ourAnswer) []time.Time {
 	all := make([]time.Time, len(s.steps))
 	for i, step := range s.steps {
 		all[i] = step.clock
-		if before := ours[i].updatedBefore; before.After(all[i]) {
+		if before := ours[i].evidenceBefore; before.After(all[i]) {
 			all[i] = before
 		}
 	}

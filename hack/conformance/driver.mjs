@@ -3,7 +3,7 @@
 // A step is {clock, verb, input}, or refers to the lease of an earlier step by
 // {lease: index}. The clock is in milliseconds, as the package has it.
 import { createInterface } from "node:readline";
-import { TokenLeaseError, TokenLeaseLedger } from "token-lease";
+import { InMemoryTokenLeaseStore, TokenLeaseError, TokenLeaseLedger } from "token-lease";
 
 const snapshotOf = (bucket, stepOfLease) => ({
   ...bucket,
@@ -14,7 +14,8 @@ const leaseOf = (lease, stepOfLease) => ({ ...lease, id: stepOfLease.get(lease.i
 const run = async ({ options, steps }) => {
   let now = 0;
   let made = 0;
-  const ledger = new TokenLeaseLedger({ ...options, clock: () => now, idFactory: () => `lease-${made++}` });
+  const store = new InMemoryTokenLeaseStore();
+  const ledger = new TokenLeaseLedger({ ...options, store, clock: () => now, idFactory: () => `lease-${made++}` });
   const leases = [];
   const stepOfLease = new Map();
   const answers = [];
@@ -34,6 +35,13 @@ const run = async ({ options, steps }) => {
         answer.expired = value.expiredLeaseIds.map((id) => stepOfLease.get(id));
       }
       answer.bucket = snapshotOf(value.bucket?.bucket === undefined ? value : value.bucket, stepOfLease);
+      if (step.verb === "inspect") {
+        const stored = Object.values((await store.read(input.bucket)).leases);
+        for (const { id, requestHash, fingerprintHash } of stored) {
+          const listed = answer.bucket.leases.find((lease) => lease.id === stepOfLease.get(id));
+          Object.assign(listed, { requestHash, fingerprintHash });
+        }
+      }
       answers.push(answer);
     } catch (error) {
       if (!(error instanceof TokenLeaseError)) throw error;

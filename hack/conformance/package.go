@@ -10,12 +10,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"time"
+
+	"github.com/token-lease/operator/hack/devenv/npm"
 )
 
-// The package runs on the Node that comes as an npm package, since it needs a newer
-// one than many machines have.
+// The package and what drives it.
 //
 //go:embed driver.mjs
 var driver []byte
@@ -34,11 +34,13 @@ type npmPackage struct {
 }
 
 func startPackage(ctx context.Context) (*npmPackage, error) {
-	dir, err := installPackage(ctx)
+	dir, node, err := npm.Install(ctx, "tokenlease-conformance", map[string][]byte{
+		"driver.mjs": driver, "package.json": packageJSON, "package-lock.json": packageLock,
+	}, os.Stdout)
 	if err != nil {
 		return nil, err
 	}
-	p := &npmPackage{node: exec.CommandContext(ctx, filepath.Join(dir, "node_modules", "node", "bin", "node"), "driver.mjs")}
+	p := &npmPackage{node: exec.CommandContext(ctx, node, "driver.mjs")}
 	p.node.Dir, p.node.Stderr = dir, os.Stderr
 	if p.input, err = p.node.StdinPipe(); err != nil {
 		return nil, err
@@ -49,33 +51,6 @@ func startPackage(ctx context.Context) (*npmPackage, error) {
 	}
 	p.answers = bufio.NewReader(output)
 	return p, p.node.Start()
-}
-
-func installPackage(ctx context.Context) (dir string, err error) {
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		return "", errors.New("npm is needed to install the package that is compared with: install Node.js with npm")
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	dir = filepath.Join(cache, "tokenlease-conformance")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	for name, content := range map[string][]byte{"driver.mjs": driver, "package.json": packageJSON, "package-lock.json": packageLock} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			return "", err
-		}
-	}
-	fmt.Println("conformance: installing the npm package")
-	install := exec.CommandContext(ctx, npm, "ci", "--no-audit", "--no-fund")
-	install.Dir = dir
-	if output, err := install.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("npm ci: %w: %s", err, output)
-	}
-	return dir, nil
 }
 
 func (p *npmPackage) close() error {

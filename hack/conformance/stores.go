@@ -104,11 +104,37 @@ type ourLedger struct {
 	setClock func(context.Context, time.Time) error
 }
 
-// ourAnswer is an answer, and when the bucket was last updated before it, by our
-// ledger; the zero time when it was not there.
+// ourAnswer is an answer of our ledger.
 type ourAnswer struct {
 	answer
-	updatedBefore time.Time
+	// evidenceBefore and evidence are when evidence that the package does not keep was
+	// last written on the bucket, before this step and with it; the zero time for never.
+	evidenceBefore, evidence time.Time
+}
+
+// leavesEvidence reports whether our ledger writes down what the package does not: a
+// SetLimit, whatever comes of it, and a refused actual figure.
+func leavesEvidence(s step, result ledger.Result) bool {
+	switch s.verb {
+	case setLimit:
+		return result.Err == nil || ledger.HasCode(result.Err, ledger.CodeLimitChanged) || ledger.HasCode(result.Err, ledger.CodeLimitBelowAllocated)
+	case commit:
+		return ledger.HasCode(result.Err, ledger.CodeCommitExceedsBudget) || ledger.HasCode(result.Err, ledger.CodeLeaseExpired)
+	default:
+		return false
+	}
+}
+
+// updatedAt is when a bucket was last updated; the zero time for no bucket.
+func (o ourLedger) updatedAt(ctx context.Context, bucket string) (time.Time, error) {
+	if ledger.ValidateBucketKey(bucket) != nil {
+		return time.Time{}, nil
+	}
+	changes, err := o.store.Changes(ctx, []ledger.KnownRevision{{Key: bucket}})
+	if err != nil || len(changes) != 1 || changes[0].Snapshot == nil {
+		return time.Time{}, err
+	}
+	return changes[0].Snapshot.UpdatedAt, nil
 }
 
 // run runs a sequence.
@@ -117,6 +143,7 @@ func (o ourLedger) run(ctx context.Context, s sequence) ([]ourAnswer, error) {
 	made := newIDs()
 	answers := make([]ourAnswer, len(s.steps))
 	var clock time.Time
+	evidence := map[string]time.Time{}
 	for i, step := range s.steps {
 		if !step.clock.Equal(clock) {
 			clock = step.clock
@@ -124,15 +151,23 @@ func (o ourLedger) run(ctx context.Context, s sequence) ([]ourAnswer, error) {
 				return nil, err
 			}
 		}
-		changes, err := o.store.Changes(ctx, []ledger.KnownRevision{{Key: step.bucket}})
-		if err == nil && len(changes) == 1 && changes[0].Snapshot != nil {
-			answers[i].updatedBefore = changes[0].Snapshot.UpdatedAt
+		answers[i].evidenceBefore = evidence[step.bucket]
+		updated, err := o.updatedAt(ctx, step.bucket)
+		if err != nil {
+			return nil, err
 		}
 		result := l.Do(ctx, step.request(s.settings, made.ofStep))[0]
 		if result.Err != nil && result.Err.Retryable() {
 			return nil, fmt.Errorf("%s: step %d: %w", o.name, i, result.Err)
 		}
 		answers[i].answer = made.answer(i, result)
+		if leavesEvidence(step, result) {
+			evidence[step.bucket] = updated
+			if clock.After(updated) {
+				evidence[step.bucket] = clock
+			}
+		}
+		answers[i].evidence = evidence[step.bucket]
 		if replaysWithoutTTL(step, s.settings, result) {
 			// The package refused it, so nobody settles a lease in its name there.
 			delete(made.ofStep, i)
@@ -145,7 +180,9 @@ func (o ourLedger) run(ctx context.Context, s sequence) ([]ourAnswer, error) {
 			return nil, err
 		}
 		for _, lease := range leases {
-			answers[i].Bucket.Leases = append(answers[i].Bucket.Leases, made.lease(lease))
+			listed := made.lease(lease)
+			listed.RequestHash, listed.FingerprintHash = lease.RequestHash.String(), lease.FingerprintHash.String()
+			answers[i].Bucket.Leases = append(answers[i].Bucket.Leases, listed)
 		}
 	}
 	return answers, nil

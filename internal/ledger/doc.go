@@ -37,8 +37,8 @@
 //	SetLimit                 | ambiguous after a lost  | takes an operation ID: the same ID has the same outcome
 //	                         | acknowledgement         |
 //	closed bucket            | -                       | bucket_closed for Reserve; settling works
-//	updatedAt                | moves with the revision | also moves when only evidence was written: a refused SetLimit, a
-//	                         |                         | refused actual figure
+//	updatedAt                | moves with the revision | also moves when only evidence was written: a SetLimit that changed
+//	                         |                         | nothing or was refused, a refused actual figure
 //	vanished row             | bucket_not_found        | OpenBucket and ApplyDeclared refuse with bucket_row_missing: it is
 //	                         |                         | never opened again with used = 0
 //
