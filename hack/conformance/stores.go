@@ -125,9 +125,12 @@ func leavesEvidence(s step, result ledger.Result) bool {
 	}
 }
 
+// isKey reports whether a bucket can have a key here.
+func isKey(key string) bool { return ledger.ValidateBucketKey(key) == nil }
+
 // updatedAt is when a bucket was last updated; the zero time for no bucket.
 func (o ourLedger) updatedAt(ctx context.Context, bucket string) (time.Time, error) {
-	if ledger.ValidateBucketKey(bucket) != nil {
+	if !isKey(bucket) {
 		return time.Time{}, nil
 	}
 	changes, err := o.store.Changes(ctx, []ledger.KnownRevision{{Key: bucket}})
