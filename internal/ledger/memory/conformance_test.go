@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/token-lease/operator/internal/ledger"
 	"github.com/token-lease/operator/internal/ledger/ledgertest"
@@ -107,5 +108,13 @@ func (r *rows) raisesAgree(b *ledger.Bucket) error {
 // Goal: what concurrent callers are answered could have been answered to one after
 // the other.
 func TestLinearizable(t *testing.T) {
-	ledgertest.Linearizable(t, []ledger.Store{New(Options{})}, nil)
+	clock := ledgertest.NewClock()
+	ledgertest.Linearizable(t, ledgertest.Concurrent{
+		Stores: []ledger.Store{New(Options{Clock: clock.Now})},
+		Start:  clock.Now(),
+		SetClock: func(_ context.Context, at time.Time) error {
+			clock.Set(at)
+			return nil
+		},
+	})
 }

@@ -2,6 +2,9 @@ package postgres
 
 import (
 	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,12 +14,42 @@ import (
 	"github.com/token-lease/operator/internal/ledger/ledgertest"
 )
 
+// linearizable runs the check on two stores, and looks for what they leave behind.
+// The stores reach the database at the given URL.
+func (d *database) linearizable(url string, disturb func(context.Context)) {
+	d.t.Helper()
+	goroutines := runtime.NumGoroutine()
+	d.holdClock(start)
+	at := func(o *Options) { o.ConnString = func(context.Context) (string, error) { return url, nil } }
+	stores := []*Store{d.store(at), d.store(at)}
+	ledgertest.Linearizable(d.t, ledgertest.Concurrent{
+		Stores: []ledger.Store{stores[0], stores[1]},
+		Start:  start,
+		SetClock: func(ctx context.Context, now time.Time) error {
+			_, err := d.conn.Exec(ctx, `UPDATE public.test_clock SET at = $1`, now)
+			return err
+		},
+		Disturb: disturb,
+	})
+	d.wantInvariants()
+	for _, s := range stores {
+		s.Close()
+	}
+	if d.pooler == nil {
+		// A pooler keeps its sessions.
+		eventually(d.t, "the end of the stores' sessions", func() bool {
+			return value[int](d, `SELECT count(*) FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = $1`, DefaultApplicationName) == 0
+		})
+	}
+	eventually(d.t, "the end of the stores' goroutines", func() bool { return runtime.NumGoroutine() <= goroutines })
+}
+
 // Goal: what concurrent callers of two processes are answered could have been
 // answered to one after the other.
 func TestLinearizable(t *testing.T) {
 	d := newDatabase(t)
-	ledgertest.Linearizable(t, []ledger.Store{d.store(nil), d.store(nil)}, nil)
-	d.wantInvariants()
+	d.linearizable(d.url, nil)
 }
 
 // Goal: so it is while sessions are killed in the middle of what they do; nobody is
@@ -25,7 +58,7 @@ func TestLinearizable(t *testing.T) {
 func TestLinearizableWhileSessionsAreKilled(t *testing.T) {
 	d := newDatabase(t)
 	killed := 0
-	ledgertest.Linearizable(t, []ledger.Store{d.store(nil), d.store(nil)}, func(ctx context.Context) {
+	d.linearizable(d.url, func(ctx context.Context) {
 		admin, err := pgx.Connect(ctx, d.url)
 		if err != nil {
 			t.Error(err)
@@ -49,5 +82,33 @@ func TestLinearizableWhileSessionsAreKilled(t *testing.T) {
 	if killed == 0 {
 		t.Error("no session was killed")
 	}
-	d.wantInvariants()
+}
+
+// Goal: so it is while connections break, in either direction and whatever was on its
+// way. Method: a proxy that cuts one in so many pieces of the stream.
+func TestLinearizableWhileConnectionsBreak(t *testing.T) {
+	const oneIn = 60
+	d := newDatabase(t)
+	p := newProxy(d)
+	var mutex sync.Mutex
+	cut := 0
+	judge := func([]byte) verdict {
+		mutex.Lock()
+		defer mutex.Unlock()
+		if rand.IntN(oneIn) != 0 {
+			return forward
+		}
+		cut++
+		return sever
+	}
+	d.linearizable(p.url, func(ctx context.Context) {
+		p.hook(judge, judge)
+		<-ctx.Done()
+		p.hook(nil, nil)
+	})
+	mutex.Lock()
+	defer mutex.Unlock()
+	if cut == 0 {
+		t.Error("no connection was cut")
+	}
 }

@@ -11,7 +11,6 @@ import (
 	devenv "github.com/token-lease/operator/hack/devenv/postgres"
 	"github.com/token-lease/operator/hack/devenv/postgres/postgrestest"
 	"github.com/token-lease/operator/internal/ledger"
-	"github.com/token-lease/operator/internal/ledger/ledgertest"
 )
 
 // poolerConnections are few, so that each transaction is likely to have another
@@ -39,8 +38,7 @@ func TestBehindPooler(t *testing.T) {
 	t.Run("session state", func(t *testing.T) { sessionState(t, newDatabaseBehind(t, pooler), 0, "0") })
 	t.Run("linearizable", func(t *testing.T) {
 		d := newDatabaseBehind(t, pooler)
-		ledgertest.Linearizable(t, []ledger.Store{d.store(nil), d.store(nil)}, nil)
-		d.wantInvariants()
+		d.linearizable(d.pooled(), nil)
 	})
 }
 
