@@ -47,6 +47,21 @@ const (
 	RaiseModeDisabled RaiseMode = "Disabled"
 )
 
+// SettlementPolicy says what a commit does with tokens that were spent and do not
+// fit.
+//
+// +kubebuilder:validation:Enum=Strict;RecordActual
+type SettlementPolicy string
+
+const (
+	// SettlementPolicyStrict refuses a figure above what the bucket has left, and one
+	// that comes after the lease expired. What was refused stays visible.
+	SettlementPolicyStrict SettlementPolicy = "Strict"
+	// SettlementPolicyRecordActual books the actual figure of a reserved or expired
+	// lease, also above the limit.
+	SettlementPolicyRecordActual SettlementPolicy = "RecordActual"
+)
+
 // TokenBucketSpec is the budget that is asked for.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.bucketKey) == has(oldSelf.bucketKey) && (!has(self.bucketKey) || self.bucketKey == oldSelf.bucketKey)",message="bucketKey is immutable, it can be neither added, changed nor removed: create another TokenBucket instead",fieldPath=".bucketKey",reason=FieldValueForbidden
@@ -89,6 +104,14 @@ type TokenBucketSpec struct {
 	// +optional
 	// +kubebuilder:default={defaultTTLSeconds: 60, maxTTLSeconds: 3600}
 	Reservations ReservationPolicy `json:"reservations,omitempty,omitzero"`
+
+	// settlementPolicy says what a commit does with tokens that were spent and do not
+	// fit: Strict refuses a figure above what the bucket has left, or after the lease
+	// expired, and keeps the refused figure visible on the lease and in the audit;
+	// RecordActual books it, also above the limit.
+	// +optional
+	// +kubebuilder:default=Strict
+	SettlementPolicy SettlementPolicy `json:"settlementPolicy,omitempty"`
 
 	// conflictPolicy says what happens when somebody else changed the limit in the
 	// ledger since the declared one was last applied: Review keeps theirs and

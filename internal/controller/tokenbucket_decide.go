@@ -45,7 +45,7 @@ func declareRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.ApplyDeclar
 		Key: bucketKeyOf(b), Owner: ownerOf(b, cluster), Generation: b.Generation,
 		Declaration: ledger.Declaration{
 			Limit: b.Spec.Limit, TenantID: tenantOf(b), ScopedKeyID: string(b.Spec.ScopedKeyID),
-			Settings:       settingsOf(b.Spec.Reservations),
+			Settings:       settingsOf(&b.Spec),
 			ConflictPolicy: conflictPolicyOf(b.Spec.ConflictPolicy),
 			Raises:         raisePolicyOf(b.Spec.Raises),
 		},
@@ -86,8 +86,8 @@ func wasDeclared(b *v1alpha1.TokenBucket) bool {
 	return b.Status.DeclaredLimit != nil && b.Status.BucketKey == bucketKeyOf(b)
 }
 
-func settingsOf(p v1alpha1.ReservationPolicy) ledger.ReservationSettings {
-	s := ledger.DefaultSettings()
+func settingsOf(spec *v1alpha1.TokenBucketSpec) ledger.ReservationSettings {
+	s, p := ledger.DefaultSettings(), spec.Reservations
 	if p.DefaultTTLSeconds > 0 {
 		s.DefaultTTL = time.Duration(p.DefaultTTLSeconds) * time.Second
 	}
@@ -95,6 +95,9 @@ func settingsOf(p v1alpha1.ReservationPolicy) ledger.ReservationSettings {
 		s.MaxTTL = time.Duration(p.MaxTTLSeconds) * time.Second
 	}
 	s.MaxRecords = int64(p.MaxRecords)
+	if spec.SettlementPolicy == v1alpha1.SettlementPolicyRecordActual {
+		s.Settlement = ledger.SettlementRecordActual
+	}
 	return s
 }
 

@@ -30,6 +30,9 @@ const (
 	// AuditBucketImported begins a bucket that was brought over from the npm package.
 	AuditBucketImported AuditEvent = "BucketImported"
 
+	// AuditCommitRefused tells of tokens that were spent and not booked.
+	AuditCommitRefused AuditEvent = "CommitRefused"
+
 	AuditPolicyChanged AuditEvent = "RaisePolicyChanged"
 
 	AuditRaiseStored    AuditEvent = "RaiseStored"
@@ -83,6 +86,9 @@ type AuditRow struct {
 	ScopedKeyID       string
 	BucketScopedKeyID string
 	ApprovalID        string
+	// LeaseID and Tokens are what a row about a lease is about.
+	LeaseID string
+	Tokens  *int64
 
 	// Actor asked for it, Worker did it, Trigger is the operation during which it
 	// was done.

@@ -61,6 +61,19 @@ type RaisePolicy struct {
 	MaxDuration time.Duration
 }
 
+// SettlementPolicy says what a commit does with tokens that were spent and do not fit.
+type SettlementPolicy string
+
+// Settlement policies.
+const (
+	// SettlementStrict refuses a figure above what the bucket has left, and one that
+	// comes after expiry. What was refused stays visible on the lease and in the audit.
+	SettlementStrict SettlementPolicy = "Strict"
+	// SettlementRecordActual books the figure of a reserved or an expired lease whatever
+	// the limit: the tokens are spent. A released lease stays released.
+	SettlementRecordActual SettlementPolicy = "RecordActual"
+)
+
 // ReservationSettings hold for reservations on one bucket. They are stored with
 // it, so that all processes agree.
 type ReservationSettings struct {
@@ -71,11 +84,21 @@ type ReservationSettings struct {
 	// MaxRecords bounds the leases that are kept, whatever their state; 0 means
 	// no bound.
 	MaxRecords int64
+	// Settlement is what settling holds to; "" means SettlementStrict.
+	Settlement SettlementPolicy
 }
 
 // DefaultSettings are the package's defaults, without its bound on records.
 func DefaultSettings() ReservationSettings {
-	return ReservationSettings{DefaultTTL: DefaultTTL, MaxTTL: DefaultMax}
+	return ReservationSettings{DefaultTTL: DefaultTTL, MaxTTL: DefaultMax, Settlement: SettlementStrict}
+}
+
+// stored is the settings as they are kept: one form for one meaning.
+func (s ReservationSettings) stored() ReservationSettings {
+	if s.Settlement == "" {
+		s.Settlement = SettlementStrict
+	}
+	return s
 }
 
 func (s ReservationSettings) validate() error {
@@ -87,6 +110,11 @@ func (s ReservationSettings) validate() error {
 	}
 	if s.DefaultTTL > s.MaxTTL {
 		return invalid("defaultTTL", "defaultTTL cannot exceed maxTTL.")
+	}
+	switch s.Settlement {
+	case SettlementStrict, SettlementRecordActual, "":
+	default:
+		return invalid("settlementPolicy", "settlementPolicy must be Strict or RecordActual, not %q.", s.Settlement)
 	}
 	return counter("maxRecords", s.MaxRecords)
 }

@@ -32,13 +32,21 @@
 //	below allocated          | cannot happen           | a restore or a lower declared limit may leave used + reserved above the
 //	                         |                         | limit: available is 0, nothing is admitted, holders commit up to what
 //	                         |                         | they reserved, or release
-//	refused actual figures   | forgotten               | the highest one and their count stay on the lease
+//	over-usage, late commit  | refused                 | refused under Strict, the default: the highest figure and the count stay
+//	                         |                         | on the lease, and the audit tells of the highest ones. Under RecordActual
+//	                         |                         | the figure of a reserved or expired lease is booked, also above the
+//	                         |                         | limit; a released lease stays released
+//	extending                | -                       | Extend moves a reserved lease's expiry to max(now + ttl, current); ttl
+//	                         |                         | above the bucket's maximum is invalid_input
+//	holders                  | -                       | a lease may belong to a holder, for whom alone it can be settled
 //	bucket keys              | any trimmed string      | also valid UTF-8 in normalisation form NFC
 //	SetLimit                 | ambiguous after a lost  | takes an operation ID: the same ID has the same outcome
 //	                         | acknowledgement         |
-//	closed bucket            | -                       | bucket_closed for Reserve; settling works
+//	closed bucket            | -                       | bucket_closed for Reserve and Extend; settling works
 //	updatedAt                | moves with the revision | also moves when only evidence was written: a SetLimit that changed
 //	                         |                         | nothing or was refused, a refused actual figure
+//	repeated after trouble   | -                       | a request that the store repeated after an ambiguous error tells of the
+//	                         |                         | bucket as it is at the repetition, as if its caller had repeated it
 //	vanished row             | bucket_not_found        | OpenBucket and ApplyDeclared refuse with bucket_row_missing: it is
 //	                         |                         | never opened again with used = 0
 //

@@ -36,8 +36,15 @@ type Lease struct {
 	// compared with it.
 	TTL       time.Duration
 	CreatedAt time.Time
+	// ExpiresAt is TTL after CreatedAt, or later if the lease was extended.
 	ExpiresAt time.Time
+	// SettledAt is when it was committed, was released or was found expired.
 	SettledAt *time.Time
+	// Late is set when it was committed after it had expired.
+	Late bool
+
+	// Holder is whom the lease belongs to, "" for nobody.
+	Holder string
 
 	// ScopedKeyID and RaiseID are the bucket's at admission.
 	ScopedKeyID string
@@ -60,6 +67,12 @@ func (l *Lease) Clone() *Lease {
 	c.RefusedTokens = clonePointer(l.RefusedTokens)
 	c.ImportedAt = clonePointer(l.ImportedAt)
 	return &c
+}
+
+// foreignTo reports whether a lease belongs to another holder than the given one.
+// Nobody's lease is everybody's, and who names no holder speaks for all.
+func (l *Lease) foreignTo(holder string) bool {
+	return holder != "" && l.Holder != "" && l.Holder != holder
 }
 
 // leaseIDSeparator stands between the two parts of a lease ID.

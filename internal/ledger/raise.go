@@ -42,6 +42,10 @@ const (
 	// ReasonLimitBelowAllocated is an audit row's: a limit was not set because it
 	// was lower than what is used and reserved.
 	ReasonLimitBelowAllocated Reason = "LimitBelowAllocated"
+
+	// Why tokens that were spent were not booked.
+	ReasonExceedsBudget Reason = "ExceedsBudget"
+	ReasonLeaseExpired  Reason = "LeaseExpired"
 )
 
 // OnBaseChange says what a raise does when the declared limit changes under it.

@@ -12,6 +12,7 @@ const (
 	OpReserve      Operation = "reserve"
 	OpCommit       Operation = "commit"
 	OpRelease      Operation = "release"
+	OpExtend       Operation = "extend"
 	OpReapExpired  Operation = "reap_expired"
 	OpInspect      Operation = "inspect"
 	OpApplyDeclare Operation = "apply_declared"
@@ -68,7 +69,7 @@ type Result struct {
 	Err *Error
 	// Snapshot is the bucket after the request; nil when there is none.
 	Snapshot *Snapshot
-	// Lease is set by Reserve, Commit and Release.
+	// Lease is set by Reserve, Commit, Release and Extend.
 	Lease *Lease
 	// ExpiredLeaseIDs is set by ReapExpired and Touch, in byte order.
 	ExpiredLeaseIDs []string
@@ -124,19 +125,40 @@ type Reserve struct {
 	// TTL is how long the lease lives; 0 means the bucket's default, and on a
 	// replay the original's.
 	TTL time.Duration
+	// Holder is whom the lease belongs to, "" for nobody. A replay by another holder
+	// is refused as one with other inputs.
+	Holder string
 }
 
-// Commit settles a lease with the actual figure. Answers Lease and Snapshot.
+// Commit settles a lease with the actual figure. Answers Lease and Snapshot. What a
+// figure above the reservation, or one that comes after expiry, leads to is the
+// bucket's SettlementPolicy.
 type Commit struct {
 	Key          string
 	LeaseID      string
 	ActualTokens int64
+	// Holder, if set, is whose lease it must be: another's is not found, and one of
+	// nobody belongs to everybody.
+	Holder string
 }
 
 // Release gives a reservation back unused. Answers Lease and Snapshot.
 type Release struct {
 	Key     string
 	LeaseID string
+	// Holder is as in Commit.
+	Holder string
+}
+
+// Extend moves the expiry of a reserved lease to TTL from now, never earlier than it
+// stands. Answers Lease and Snapshot. Repeating it is harmless.
+type Extend struct {
+	Key     string
+	LeaseID string
+	// TTL is from now, at most the bucket's maximum; 0 means the bucket's default.
+	TTL time.Duration
+	// Holder is as in Commit.
+	Holder string
 }
 
 // ReapExpired expires every overdue lease. Answers ExpiredLeaseIDs and Snapshot.
@@ -213,6 +235,7 @@ func (SetLimit) Operation() Operation      { return OpSetLimit }
 func (Reserve) Operation() Operation       { return OpReserve }
 func (Commit) Operation() Operation        { return OpCommit }
 func (Release) Operation() Operation       { return OpRelease }
+func (Extend) Operation() Operation        { return OpExtend }
 func (ReapExpired) Operation() Operation   { return OpReapExpired }
 func (Inspect) Operation() Operation       { return OpInspect }
 func (Touch) Operation() Operation         { return OpTouch }
@@ -227,6 +250,7 @@ func (r SetLimit) Bucket() string      { return r.Key }
 func (r Reserve) Bucket() string       { return r.Key }
 func (r Commit) Bucket() string        { return r.Key }
 func (r Release) Bucket() string       { return r.Key }
+func (r Extend) Bucket() string        { return r.Key }
 func (r ReapExpired) Bucket() string   { return r.Key }
 func (r Inspect) Bucket() string       { return r.Key }
 func (r Touch) Bucket() string         { return r.Key }
@@ -254,6 +278,8 @@ func (r Reserve) Needs() Needs {
 func (r Commit) Needs() Needs { return needsOfLease(r.LeaseID) }
 
 func (r Release) Needs() Needs { return needsOfLease(r.LeaseID) }
+
+func (r Extend) Needs() Needs { return needsOfLease(r.LeaseID) }
 
 func needsOfLease(id string) Needs {
 	if hash, ok := requestHashOf(id); ok {

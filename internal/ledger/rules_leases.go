@@ -28,7 +28,7 @@ func (r OpenBucket) apply(u *unit) Result {
 // createBucket makes the row; its audit goes on where the key's history ended.
 func (u *unit) createBucket(limit int64, settings ReservationSettings) {
 	u.view.Bucket = &Bucket{
-		Key: u.view.Key, Limit: limit, Settings: settings, ConflictPolicy: ConflictReview,
+		Key: u.view.Key, Limit: limit, Settings: settings.stored(), ConflictPolicy: ConflictReview,
 		RaisePolicy: RaisePolicy{Mode: ModeDisabled}, AuditSequence: u.view.History.LastSequence,
 		ExpiredThrough: u.now, CreatedAt: u.now, UpdatedAt: u.now,
 	}
@@ -74,7 +74,7 @@ func (r Reserve) apply(u *unit) Result {
 		if ttl == 0 {
 			ttl = existing.TTL
 		}
-		if existing.FingerprintHash != fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint) {
+		if existing.FingerprintHash != fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint) || existing.foreignTo(r.Holder) {
 			return Result{Err: Errorf(CodeIdempotencyConflict, "requestKey was already used with different reservation inputs.")}
 		}
 		return Result{Lease: existing}
@@ -91,6 +91,7 @@ func (r Reserve) apply(u *unit) Result {
 		FingerprintHash: fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint),
 		State:           LeaseReserved, ReservedTokens: r.Tokens, TTL: ttl,
 		CreatedAt: u.now, ExpiresAt: u.now.Add(ttl), ScopedKeyID: b.ScopedKeyID, RaiseID: b.ActiveRaiseID,
+		Holder: r.Holder,
 	}
 	u.addLease(lease)
 	b.ReservedTokens += r.Tokens
@@ -100,13 +101,10 @@ func (r Reserve) apply(u *unit) Result {
 // admit decides whether a new lease fits, in the package's order of precedence.
 func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 	b := u.view.Bucket
+	if err := u.checkTTL(ttl); err != nil {
+		return err
+	}
 	switch {
-	case ttl > b.Settings.MaxTTL:
-		return Errorf(CodeInvalidInput, "ttl exceeds the bucket's maximum.").WithDetails(map[string]any{
-			"ttlMs": ttl.Milliseconds(), "maxTtlMs": b.Settings.MaxTTL.Milliseconds(),
-		})
-	case u.now.Add(ttl).After(maxInstant):
-		return Errorf(CodeInvalidInput, "Lease expiration would exceed the range of instants.")
 	case b.ClosedAt != nil:
 		return closedError(b.Key)
 	case b.ActiveRaiseID != "" && u.activeRaise() == nil:
@@ -123,6 +121,21 @@ func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 	}
 }
 
+// checkTTL refuses a lifetime that the bucket does not grant.
+func (u *unit) checkTTL(ttl time.Duration) *Error {
+	maximum := u.view.Bucket.Settings.MaxTTL
+	switch {
+	case ttl > maximum:
+		return Errorf(CodeInvalidInput, "ttl exceeds the bucket's maximum.").WithDetails(map[string]any{
+			"ttlMs": ttl.Milliseconds(), "maxTtlMs": maximum.Milliseconds(),
+		})
+	case u.now.Add(ttl).After(maxInstant):
+		return Errorf(CodeInvalidInput, "Lease expiration would exceed the range of instants.")
+	default:
+		return nil
+	}
+}
+
 func closedError(key string) *Error {
 	return Errorf(CodeBucketClosed, "Bucket is closed: its TokenBucket was deleted. Leases that exist can still be settled.").
 		WithDetails(map[string]any{"bucket": key})
@@ -133,13 +146,13 @@ func (r Commit) apply(u *unit) Result {
 	if b == nil {
 		return Result{Err: u.notFound()}
 	}
-	lease := u.leaseByID[r.LeaseID]
-	if lease == nil {
-		return Result{Err: leaseNotFound(r.LeaseID)}
+	lease, err := u.lease(r.LeaseID, r.Holder)
+	if err != nil {
+		return Result{Err: err}
 	}
 	switch lease.State {
 	case LeaseReserved:
-		return r.settle(u, lease)
+		return r.settle(u, lease, b.ReservedTokens-lease.ReservedTokens)
 	case LeaseCommitted:
 		if *lease.ActualTokens != r.ActualTokens {
 			return Result{Err: Errorf(CodeCommitConflict, "Lease was already committed with different actual usage.").
@@ -147,7 +160,11 @@ func (r Commit) apply(u *unit) Result {
 		}
 		return Result{Lease: lease}
 	case LeaseExpired:
-		u.noteRefused(lease, r.ActualTokens)
+		if b.Settings.Settlement == SettlementRecordActual {
+			// Its reservation went back when it expired.
+			return r.settle(u, lease, b.ReservedTokens)
+		}
+		u.noteRefused(lease, r.ActualTokens, ReasonLeaseExpired)
 		return Result{Err: Errorf(CodeLeaseExpired, "Lease expired before it was committed.").
 			WithDetails(map[string]any{"leaseId": r.LeaseID})}
 	case LeaseReleased:
@@ -160,13 +177,15 @@ func (r Commit) apply(u *unit) Result {
 
 // settle books the actual figure. A holder may always commit up to what it
 // reserved, also on a bucket that is over its limit; more only as far as the
-// bucket has room.
-func (r Commit) settle(u *unit, lease *Lease) Result {
+// bucket has room, or whatever was spent, as the policy says.
+func (r Commit) settle(u *unit, lease *Lease, otherReserved int64) Result {
 	b := u.view.Bucket
-	otherReserved := b.ReservedTokens - lease.ReservedTokens
 	maximum := max(b.Limit-b.UsedTokens-otherReserved, lease.ReservedTokens)
+	if b.Settings.Settlement == SettlementRecordActual {
+		maximum = MaxTokens - b.UsedTokens - otherReserved
+	}
 	if r.ActualTokens > maximum {
-		u.noteRefused(lease, r.ActualTokens)
+		u.noteRefused(lease, r.ActualTokens, ReasonExceedsBudget)
 		return Result{Err: Errorf(CodeCommitExceedsBudget, "Actual usage cannot be committed without exceeding the bucket limit.").
 			WithDetails(map[string]any{
 				"actualTokens": r.ActualTokens, "maximumCommit": maximum, "reservedTokens": lease.ReservedTokens,
@@ -174,6 +193,7 @@ func (r Commit) settle(u *unit, lease *Lease) Result {
 	}
 	b.ReservedTokens = otherReserved
 	b.UsedTokens += r.ActualTokens
+	lease.Late = lease.State == LeaseExpired
 	lease.State, lease.ActualTokens, lease.SettledAt = LeaseCommitted, pointer(r.ActualTokens), pointer(u.now)
 	u.changeLease(lease)
 	return Result{Lease: lease}
@@ -181,14 +201,33 @@ func (r Commit) settle(u *unit, lease *Lease) Result {
 
 // noteRefused keeps the highest figure that a commit was refused: the tokens are
 // spent, so they must stay visible. The bucket itself does not change, so a
-// repeated figure changes nothing but the count.
-func (u *unit) noteRefused(lease *Lease, tokens int64) {
+// repeated figure changes nothing but the count. The audit tells of the first ones.
+func (u *unit) noteRefused(lease *Lease, tokens int64, reason Reason) {
 	if lease.RefusedTokens == nil || *lease.RefusedTokens < tokens {
 		lease.RefusedTokens = pointer(tokens)
+		if lease.RefusedCommits < maxRefusalsAudited {
+			u.audit(AuditRow{
+				Event: AuditCommitRefused, Outcome: OutcomeRefused, Reason: reason,
+				LeaseID: lease.ID, Tokens: pointer(tokens), RaiseID: lease.RaiseID, ScopedKeyID: lease.ScopedKeyID,
+				Actor: lease.Holder,
+			})
+		}
 	}
 	lease.RefusedCommits = min(lease.RefusedCommits+1, MaxTokens)
 	u.dirtyLeases[lease] = true
 	u.noted = true
+}
+
+// maxRefusalsAudited bounds the audit rows that one lease can lead to.
+const maxRefusalsAudited = 10
+
+// lease finds a lease that is the holder's to settle.
+func (u *unit) lease(id, holder string) (*Lease, *Error) {
+	lease := u.leaseByID[id]
+	if lease == nil || lease.foreignTo(holder) {
+		return nil, leaseNotFound(id)
+	}
+	return lease, nil
 }
 
 func leaseNotFound(id string) *Error {
@@ -200,9 +239,9 @@ func (r Release) apply(u *unit) Result {
 	if b == nil {
 		return Result{Err: u.notFound()}
 	}
-	lease := u.leaseByID[r.LeaseID]
-	if lease == nil {
-		return Result{Err: leaseNotFound(r.LeaseID)}
+	lease, err := u.lease(r.LeaseID, r.Holder)
+	if err != nil {
+		return Result{Err: err}
 	}
 	switch lease.State {
 	case LeaseCommitted:
@@ -218,6 +257,47 @@ func (r Release) apply(u *unit) Result {
 	default:
 		return Result{Err: corrupt("lease %s is in the unknown state %q", lease.ID, lease.State)}
 	}
+}
+
+func (r Extend) apply(u *unit) Result {
+	b := u.view.Bucket
+	if b == nil {
+		return Result{Err: u.notFound()}
+	}
+	ttl := r.TTL
+	if ttl == 0 {
+		ttl = b.Settings.DefaultTTL
+	}
+	if err := u.checkTTL(ttl); err != nil {
+		return Result{Err: err}
+	}
+	lease, err := u.lease(r.LeaseID, r.Holder)
+	if err != nil {
+		return Result{Err: err}
+	}
+	details := map[string]any{"leaseId": r.LeaseID}
+	switch lease.State {
+	case LeaseCommitted:
+		return Result{Err: Errorf(CodeLeaseCommitted, "Committed lease cannot be extended.").WithDetails(details)}
+	case LeaseReleased:
+		return Result{Err: Errorf(CodeLeaseReleased, "Released lease cannot be extended.").WithDetails(details)}
+	case LeaseExpired:
+		return Result{Err: Errorf(CodeLeaseExpired, "Lease expired before it was extended; reserve anew.").WithDetails(details)}
+	case LeaseReserved:
+	default:
+		return Result{Err: corrupt("lease %s is in the unknown state %q", lease.ID, lease.State)}
+	}
+	if b.ClosedAt != nil {
+		return Result{Err: closedError(b.Key)}
+	}
+	if until := u.now.Add(ttl); until.After(lease.ExpiresAt) {
+		lease.ExpiresAt = until
+		u.changeLease(lease)
+		if !u.newLeases[lease] {
+			u.extended[lease] = true
+		}
+	}
+	return Result{Lease: lease}
 }
 
 func (r ReapExpired) apply(u *unit) Result {

@@ -164,10 +164,10 @@ func (r ApplyDeclared) change(u *unit) {
 
 	policy := d.Raises.stored()
 	policyChanged := b.RaisePolicy != policy
-	if isNew || policyChanged || b.ScopedKeyID != d.ScopedKeyID || b.Settings != d.Settings ||
+	if isNew || policyChanged || b.ScopedKeyID != d.ScopedKeyID || b.Settings != d.Settings.stored() ||
 		b.ConflictPolicy != d.ConflictPolicy || b.TenantID != d.TenantID {
 		b.DeclaredLimit, b.DeclaredGeneration = pointer(d.Limit), r.Generation
-		b.TenantID, b.ScopedKeyID, b.Settings = d.TenantID, d.ScopedKeyID, d.Settings
+		b.TenantID, b.ScopedKeyID, b.Settings = d.TenantID, d.ScopedKeyID, d.Settings.stored()
 		b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, policy
 		u.changed = true
 	}

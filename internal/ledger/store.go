@@ -25,6 +25,9 @@ type Store interface {
 	// revisions, and those that are gone, from one query. It performs nothing that is due.
 	Changes(ctx context.Context, known []KnownRevision) ([]Change, error)
 
+	// BucketOf answers the key of the bucket that an object declares, whatever the
+	// object's UID: the open one, else the latest. It refuses with bucket_not_found.
+	BucketOf(ctx context.Context, owner Owner) (string, error)
 	// Raise finds a raise by its ID or current UID within a cluster, whichever
 	// bucket it is on. It refuses with raise_not_found.
 	Raise(ctx context.Context, cluster, uid string) (*Raise, error)
@@ -146,6 +149,8 @@ type Effects struct {
 	// finds those to update.
 	InsertLeases []*Lease
 	UpdateLeases []*Lease
+	// ExtendLeases are those of UpdateLeases whose expiry has moved.
+	ExtendLeases []*Lease
 	InsertRaises []*Raise
 	UpdateRaises []*Raise
 	// SpendApprovals and FreeApprovals are (approval, raise) pairs.

@@ -29,6 +29,8 @@ type unit struct {
 	leaseByHash map[Hash]*Lease
 	newLeases   map[*Lease]bool
 	dirtyLeases map[*Lease]bool
+	// extended are those of the stored leases whose expiry has moved.
+	extended    map[*Lease]bool
 	newRaises   map[*Raise]bool
 	dirtyRaises map[*Raise]bool
 	// overdue are the leases that the touch has yet to expire, by ExpiresAt.
@@ -47,7 +49,7 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 	u := &unit{
 		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
 		leaseByID: map[string]*Lease{}, leaseByHash: map[Hash]*Lease{},
-		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{},
+		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{}, extended: map[*Lease]bool{},
 		newRaises: map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
 	for _, l := range view.Leases {
@@ -139,6 +141,9 @@ func (u *unit) effects() *Effects {
 			u.fx.InsertLeases = append(u.fx.InsertLeases, l)
 		case u.dirtyLeases[l]:
 			u.fx.UpdateLeases = append(u.fx.UpdateLeases, l)
+			if u.extended[l] {
+				u.fx.ExtendLeases = append(u.fx.ExtendLeases, l)
+			}
 		}
 	}
 	for _, r := range u.view.Raises {

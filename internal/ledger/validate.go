@@ -54,7 +54,7 @@ func (r Reserve) validate() error {
 			return err
 		}
 	}
-	return nil
+	return optionalIdentifier("holder", r.Holder, MaxActorLength)
 }
 
 func (r Commit) validate() error {
@@ -64,14 +64,35 @@ func (r Commit) validate() error {
 	if err := validateLeaseID(r.LeaseID); err != nil {
 		return err
 	}
-	return counter("actualTokens", r.ActualTokens)
+	if err := counter("actualTokens", r.ActualTokens); err != nil {
+		return err
+	}
+	return optionalIdentifier("holder", r.Holder, MaxActorLength)
 }
 
 func (r Release) validate() error {
 	if err := ValidateBucketKey(r.Key); err != nil {
 		return err
 	}
-	return validateLeaseID(r.LeaseID)
+	if err := validateLeaseID(r.LeaseID); err != nil {
+		return err
+	}
+	return optionalIdentifier("holder", r.Holder, MaxActorLength)
+}
+
+func (r Extend) validate() error {
+	if err := ValidateBucketKey(r.Key); err != nil {
+		return err
+	}
+	if err := validateLeaseID(r.LeaseID); err != nil {
+		return err
+	}
+	if r.TTL != 0 {
+		if err := milliseconds("ttlMs", r.TTL); err != nil {
+			return err
+		}
+	}
+	return optionalIdentifier("holder", r.Holder, MaxActorLength)
 }
 
 func (r ReapExpired) validate() error { return ValidateBucketKey(r.Key) }

@@ -18,6 +18,7 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 		stories []story
 	}{
 		{"Reservations", reservationStories},
+		{"Settlement", settlementStories},
 		{"Inputs", inputStories},
 		{"Batches", batchStories},
 		{"Intents", intentStories},

@@ -43,6 +43,7 @@ func testRandomOperations(t *testing.T, newHarness NewHarness) {
 			"replay":       h.replay,
 			"commit":       h.commit,
 			"release":      h.release,
+			"extend":       h.extend,
 			"several":      h.several,
 			"set limit":    h.setLimit,
 			"declare":      h.declare,
@@ -62,6 +63,7 @@ type history struct {
 	namespace string
 
 	base, declared int64
+	recording      bool
 	leases         []*modelLease
 	raises         []ledger.StoreRaise
 }
@@ -85,6 +87,9 @@ func newHistory(w *world, number int) *history {
 func (h *history) declaration(limit int64, mode ledger.Mode) ledger.ApplyDeclared {
 	request := h.w.declaration(limit, withMode(mode))
 	request.Key = h.key
+	if h.recording {
+		recording(&request)
+	}
 	return request
 }
 
@@ -195,7 +200,7 @@ func (h *history) commit(t *rapid.T) {
 	var want ledger.Code
 	switch lease.state {
 	case ledger.LeaseReserved:
-		if room := s.Limit - s.UsedTokens - s.ReservedTokens + lease.tokens; actual > max(room, lease.tokens) {
+		if room := s.Limit - s.UsedTokens - s.ReservedTokens + lease.tokens; !h.recording && actual > max(room, lease.tokens) {
 			want = ledger.CodeCommitExceedsBudget
 		} else {
 			lease.state, lease.actual = ledger.LeaseCommitted, actual
@@ -207,9 +212,34 @@ func (h *history) commit(t *rapid.T) {
 	case ledger.LeaseReleased:
 		want = ledger.CodeLeaseReleased
 	case ledger.LeaseExpired:
-		want = ledger.CodeLeaseExpired
+		if want = ledger.CodeLeaseExpired; h.recording {
+			want, lease.state, lease.actual = "", ledger.LeaseCommitted, actual
+		}
 	}
 	h.wantCode(result, want)
+}
+
+func (h *history) extend(t *rapid.T) {
+	lease := h.pick(t)
+	h.touch()
+	ttl := time.Duration(rapid.IntRange(1, 90).Draw(t, "seconds")) * time.Second
+	result := h.w.do(ledger.Extend{Key: h.key, LeaseID: lease.id, TTL: ttl})[0]
+	switch lease.state {
+	case ledger.LeaseReserved:
+		h.wantCode(result, "")
+		if until := h.w.now().Add(ttl); until.After(lease.expiresAt) {
+			lease.expiresAt = until
+		}
+		if !result.Lease.ExpiresAt.Equal(lease.expiresAt) {
+			t.Fatalf("extended by %v the lease expires at %v, want %v", ttl, result.Lease.ExpiresAt, lease.expiresAt)
+		}
+	case ledger.LeaseCommitted:
+		h.wantCode(result, ledger.CodeLeaseCommitted)
+	case ledger.LeaseReleased:
+		h.wantCode(result, ledger.CodeLeaseReleased)
+	case ledger.LeaseExpired:
+		h.wantCode(result, ledger.CodeLeaseExpired)
+	}
 }
 
 func (h *history) wantCode(result ledger.Result, want ledger.Code) {
@@ -276,6 +306,7 @@ func (h *history) declare(t *rapid.T) {
 	mode := rapid.SampledFrom([]ledger.Mode{
 		ledger.ModeEnforce, ledger.ModeEnforce, ledger.ModeEnforce, ledger.ModeObserveOnly, ledger.ModeDisabled,
 	}).Draw(t, "mode")
+	h.recording = rapid.Bool().Draw(t, "record actual")
 	request := h.declaration(limit, mode)
 	if rapid.Bool().Draw(t, "overwrite") {
 		overwriting(&request)

@@ -94,7 +94,7 @@ func bucketNotFound(w *world) {
 
 // Goal: opening is idempotent for one limit and refused for another.
 func openBucket(w *world) {
-	settings := ledger.ReservationSettings{DefaultTTL: time.Second, MaxTTL: time.Minute, MaxRecords: 7}
+	settings := ledger.ReservationSettings{DefaultTTL: time.Second, MaxTTL: time.Minute, MaxRecords: 7, Settlement: ledger.SettlementStrict}
 	w.openWith(100, settings)
 	again := w.must(ledger.OpenBucket{Key: key, Limit: 100})
 	if again.Snapshot.Revision != 1 || again.Snapshot.Settings != settings {

@@ -56,7 +56,7 @@ func checkLease(key string, l *ledger.Lease) *ledger.Error {
 	case ledger.LeaseReserved:
 		consistent = !settled && !committed
 	case ledger.LeaseCommitted:
-		consistent = settled && committed && tokens(*l.ActualTokens) && l.SettledAt.Before(l.ExpiresAt)
+		consistent = settled && committed && tokens(*l.ActualTokens) && l.SettledAt.Before(l.ExpiresAt) != l.Late
 	case ledger.LeaseReleased:
 		consistent = settled && !committed && l.SettledAt.Before(l.ExpiresAt)
 	case ledger.LeaseExpired:
@@ -69,8 +69,10 @@ func checkLease(key string, l *ledger.Lease) *ledger.Error {
 		return violation("lease %q is not named as it should be", l.ID)
 	case l.ReservedTokens < 1 || !tokens(l.ReservedTokens):
 		return violation("lease %q reserves %d tokens", l.ID, l.ReservedTokens)
-	case l.TTL <= 0 || !l.ExpiresAt.Equal(l.CreatedAt.Add(l.TTL)):
-		return violation("lease %q expires at another time than its TTL says", l.ID)
+	case l.TTL <= 0 || l.ExpiresAt.Before(l.CreatedAt.Add(l.TTL)):
+		return violation("lease %q expires before its TTL is over", l.ID)
+	case l.Late && l.State != ledger.LeaseCommitted:
+		return violation("lease %q is late without being committed", l.ID)
 	case settled && l.SettledAt.Before(l.CreatedAt):
 		return violation("lease %q was settled before it was made", l.ID)
 	case (l.RefusedTokens == nil) != (l.RefusedCommits == 0) || l.RefusedCommits < 0:

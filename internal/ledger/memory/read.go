@@ -218,3 +218,38 @@ func (s *Store) Writable(ctx context.Context) error {
 }
 
 func page[T any](all []T, limit int) []T { return all[:min(len(all), max(0, limit))] }
+
+// BucketOf implements ledger.Store.
+func (s *Store) BucketOf(ctx context.Context, owner ledger.Owner) (string, error) {
+	if err := canceled(ctx); err != nil {
+		return "", err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	var found *ledger.Bucket
+	for _, b := range s.rows.buckets {
+		if b.Owner != nil && b.Owner.Namespace == owner.Namespace && b.Owner.Name == owner.Name && b.Owner.Cluster == owner.Cluster &&
+			(found == nil || compareOwned(b, found) < 0) {
+			found = b
+		}
+	}
+	if found == nil {
+		return "", ledger.Errorf(ledger.CodeBucketNotFound, "Bucket does not exist.").
+			WithDetails(map[string]any{"namespace": owner.Namespace, "name": owner.Name})
+	}
+	return found.Key, nil
+}
+
+// compareOwned puts the open bucket of an object first, then the latest.
+func compareOwned(a, b *ledger.Bucket) int {
+	switch {
+	case a.ClosedAt == nil && b.ClosedAt != nil:
+		return -1
+	case a.ClosedAt != nil && b.ClosedAt == nil:
+		return 1
+	case !a.CreatedAt.Equal(b.CreatedAt):
+		return b.CreatedAt.Compare(a.CreatedAt)
+	default:
+		return strings.Compare(a.Key, b.Key)
+	}
+}

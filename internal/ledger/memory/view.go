@@ -135,6 +135,7 @@ func cloneAudit(row ledger.AuditRow) ledger.AuditRow {
 	row.EffectiveLimit = clonePointer(row.EffectiveLimit)
 	row.DeclaredLimit = clonePointer(row.DeclaredLimit)
 	row.DueAt = clonePointer(row.DueAt)
+	row.Tokens = clonePointer(row.Tokens)
 	return row
 }
 

@@ -24,11 +24,7 @@ func TestUnconfirmedByStandby(t *testing.T) {
 		o.LockTimeout, o.StatementTimeout = 100*time.Millisecond, 100*time.Millisecond
 	})
 	do(t, store, ledger.OpenBucket{Key: bucketKey, Limit: 100})
-	d.exec(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
-	d.exec(`SELECT pg_reload_conf()`)
-	eventually(t, "the new setting", func() bool {
-		return value[string](d, `SELECT current_setting('synchronous_standby_names')`) == "nobody"
-	})
+	d.loseStandby()
 	request := ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 200, OperationID: "op-1"}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 	defer cancel()
@@ -45,6 +41,39 @@ func TestUnconfirmedByStandby(t *testing.T) {
 	if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE operation_id = 'op-1'`); n != 1 {
 		t.Errorf("%d rows tell of SetLimit, want 1", n)
 	}
+}
+
+// loseStandby has the server wait for a standby that never answers. Returns once it
+// does: sessions and the server itself take note of a new setting at times of their
+// own.
+func (d *database) loseStandby() {
+	d.t.Helper()
+	d.exec(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
+	d.exec(`SELECT pg_reload_conf()`)
+	writer := d.connect()
+	eventually(d.t, "a COMMIT that waits for the standby", func() bool {
+		committed := make(chan error, 1)
+		go func() {
+			_, err := writer.Exec(d.t.Context(), writeToLog)
+			committed <- err
+		}()
+		for {
+			select {
+			case err := <-committed:
+				if err != nil {
+					d.t.Error(err)
+				}
+				return false
+			default:
+			}
+			pid := writer.PgConn().PID()
+			if value[bool](d, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep')`, pid) {
+				d.exec(`SELECT pg_cancel_backend($1)`, pid)
+				<-committed
+				return true
+			}
+		}
+	})
 }
 
 // Goal: a restore whose confirmation is lost again and again is never reported as

@@ -11,7 +11,7 @@ import (
 const leaseColumns = `
 	l.bucket_key, l.lease_id, l.request_hash, l.fingerprint_hash, l.state,
 	l.reserved_tokens, l.actual_tokens, l.ttl_ms, l.created_at, l.expires_at, l.settled_at,
-	l.scoped_key_id, l.raise_id, l.refused_tokens, l.refused_commits, l.imported_at`
+	l.scoped_key_id, l.raise_id, l.refused_tokens, l.refused_commits, l.imported_at, l.late, l.holder`
 
 // leaseRow is where leaseColumns are read into.
 type leaseRow struct {
@@ -26,6 +26,7 @@ func (r *leaseRow) targets() []any {
 		&l.ReservedTokens, &l.ActualTokens, milliseconds{&l.TTL},
 		instant{&l.CreatedAt}, instant{&l.ExpiresAt}, optionalInstant{&l.SettledAt},
 		into(&l.ScopedKeyID), into(&l.RaiseID), &l.RefusedTokens, &l.RefusedCommits, optionalInstant{&l.ImportedAt},
+		&l.Late, into(&l.Holder),
 	}
 }
 
@@ -100,28 +101,38 @@ LIMIT $4::bigint`
 const insertLeases = `
 INSERT INTO tokenlease.leases (
 	bucket_key, lease_id, request_hash, fingerprint_hash, state,
-	reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id)
+	reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder)
 SELECT new.bucket_key, new.lease_id, new.request_hash, new.fingerprint_hash, 'reserved',
-	new.reserved_tokens, new.ttl_ms, new.created_at, new.expires_at, new.scoped_key_id, new.raise_id
+	new.reserved_tokens, new.ttl_ms, new.created_at, new.expires_at, new.scoped_key_id, new.raise_id, new.holder
 FROM unnest(
 	$1::text[], $2::text[], $3::bytea[], $4::bytea[],
-	$5::bigint[], $6::bigint[], $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[])
+	$5::bigint[], $6::bigint[], $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[], $11::text[])
 	AS new (bucket_key, lease_id, request_hash, fingerprint_hash,
-		reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id)`
+		reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder)`
 
-// updateLeases names the columns that can change after a lease was made. None of
-// them is in an index.
+// updateLeases names the columns that can change after a lease was made, but for
+// its expiry. None of them is in an index.
 const updateLeases = `
 WITH written AS (
 	UPDATE tokenlease.leases AS l SET
 		state = new.state, actual_tokens = new.actual_tokens, settled_at = new.settled_at,
-		refused_tokens = new.refused_tokens, refused_commits = new.refused_commits
+		refused_tokens = new.refused_tokens, refused_commits = new.refused_commits, late = new.late
 	FROM unnest(
-		$1::text[], $2::bytea[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[])
-		AS new (bucket_key, request_hash, state, actual_tokens, settled_at, refused_tokens, refused_commits)
+		$1::text[], $2::bytea[], $3::text[], $4::bigint[], $5::timestamptz[], $6::bigint[], $7::bigint[],
+		$8::boolean[])
+		AS new (bucket_key, request_hash, state, actual_tokens, settled_at, refused_tokens, refused_commits, late)
 	WHERE l.bucket_key = new.bucket_key AND l.request_hash = new.request_hash
 	RETURNING 1)
 SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'leases updated')`
+
+// extendLeases moves the expiry, which is in an index, of leases that stay reserved.
+const extendLeases = `
+WITH written AS (
+	UPDATE tokenlease.leases AS l SET expires_at = new.expires_at
+	FROM unnest($1::text[], $2::bytea[], $3::timestamptz[]) AS new (bucket_key, request_hash, expires_at)
+	WHERE l.bucket_key = new.bucket_key AND l.request_hash = new.request_hash
+	RETURNING 1)
+SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'leases extended')`
 
 // deleteLeases removes what a bucket leaves behind, or left when its row was
 // removed by another hand.
@@ -129,8 +140,8 @@ const deleteLeases = `DELETE FROM tokenlease.leases WHERE bucket_key = ANY ($1::
 
 // leaseWrites collects the leases of all buckets of a transaction.
 type leaseWrites struct {
-	clear          []string
-	insert, update []*ledger.Lease
+	clear                  []string
+	insert, update, extend []*ledger.Lease
 }
 
 func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects) {
@@ -146,6 +157,7 @@ func (w *leaseWrites) add(view *ledger.View, effects *ledger.Effects) {
 		}
 	}
 	w.update = append(w.update, effects.UpdateLeases...)
+	w.extend = append(w.extend, effects.ExtendLeases...)
 }
 
 func (w *leaseWrites) queue(batch *pgx.Batch) {
@@ -163,7 +175,14 @@ func (w *leaseWrites) queue(batch *pgx.Batch) {
 			column(w.insert, func(l *ledger.Lease) time.Time { return l.CreatedAt }),
 			column(w.insert, func(l *ledger.Lease) time.Time { return l.ExpiresAt }),
 			column(w.insert, func(l *ledger.Lease) *string { return optional(l.ScopedKeyID) }),
-			column(w.insert, func(l *ledger.Lease) *string { return optional(l.RaiseID) }))
+			column(w.insert, func(l *ledger.Lease) *string { return optional(l.RaiseID) }),
+			column(w.insert, func(l *ledger.Lease) *string { return optional(l.Holder) }))
+	}
+	if len(w.extend) > 0 {
+		batch.Queue(extendLeases,
+			column(w.extend, func(l *ledger.Lease) string { return l.BucketKey }),
+			column(w.extend, func(l *ledger.Lease) []byte { return l.RequestHash[:] }),
+			column(w.extend, func(l *ledger.Lease) time.Time { return l.ExpiresAt }))
 	}
 	if len(w.update) > 0 {
 		batch.Queue(updateLeases,
@@ -173,6 +192,7 @@ func (w *leaseWrites) queue(batch *pgx.Batch) {
 			column(w.update, func(l *ledger.Lease) *int64 { return l.ActualTokens }),
 			column(w.update, func(l *ledger.Lease) *time.Time { return l.SettledAt }),
 			column(w.update, func(l *ledger.Lease) *int64 { return l.RefusedTokens }),
-			column(w.update, func(l *ledger.Lease) int64 { return l.RefusedCommits }))
+			column(w.update, func(l *ledger.Lease) int64 { return l.RefusedCommits }),
+			column(w.update, func(l *ledger.Lease) bool { return l.Late }))
 	}
 }

@@ -26,11 +26,7 @@ func TestNoAnswerBeforeTheLog(t *testing.T) {
 	do(t, direct, declared(owner, 1, 100))
 	request := ledger.CloseBucket{Key: bucketKey, Owner: owner, Deletion: ledger.DeletionDelete}
 	do(t, direct, request)
-	d.exec(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
-	d.exec(`SELECT pg_reload_conf()`)
-	eventually(t, "the new setting", func() bool {
-		return value[string](d, `SELECT current_setting('synchronous_standby_names')`) == "nobody"
-	})
+	d.loseStandby()
 	store := d.store(func(o *Options) {
 		o.LockTimeout, o.StatementTimeout = 100*time.Millisecond, 100*time.Millisecond
 		o.CallTimeout = 3 * time.Second

@@ -59,7 +59,7 @@ func checkPlans(t *testing.T, d *database) {
 	written.add(bucket)
 	written.queue(&counters)
 	var leases leaseWrites
-	leases.update = []*ledger.Lease{lease}
+	leases.update, leases.extend = []*ledger.Lease{lease}, []*ledger.Lease{lease}
 	var batch pgx.Batch
 	leases.queue(&batch)
 	statements := []*pgx.QueuedQuery{
@@ -70,6 +70,7 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: lockFreeBuckets, Arguments: []any{one}},
 		{SQL: importedLeases, Arguments: []any{one, one}},
 		{SQL: leasesByRequest, Arguments: []any{one, [][]byte{{1}}}},
+		{SQL: bucketOfOwner, Arguments: []any{"n", "b", "c"}},
 		{SQL: liveRaises, Arguments: []any{one}},
 		{SQL: raisesByUID, Arguments: []any{one, one}},
 		{SQL: raisesByGrant, Arguments: []any{one, one, one, one, one, one}},
@@ -119,7 +120,8 @@ func TestPlansOfEmptyTables(t *testing.T) {
 		{SQL: importedLeases, Arguments: []any{one, one}},
 		{SQL: lookUpByBitmap},
 		{SQL: updateCounters, Arguments: []any{one, figures, figures, figures, figures, []time.Time{now}, []time.Time{now}}},
-		{SQL: updateLeases, Arguments: []any{one, [][]byte{{1}}, one, figure, []*time.Time{nil}, figure, figures}},
+		{SQL: updateLeases, Arguments: []any{one, [][]byte{{1}}, one, figure, []*time.Time{nil}, figure, figures, []bool{false}}},
+		{SQL: extendLeases, Arguments: []any{one, [][]byte{{1}}, []time.Time{now}}},
 		{SQL: updateBuckets, Arguments: append(bucketArguments([]*ledger.Bucket{{Key: "b1", CreatedAt: now, UpdatedAt: now}}), now)},
 	} {
 		if s.SQL == lookUpByBitmap {

@@ -132,6 +132,19 @@ func (s *Store) Changes(ctx context.Context, known []ledger.KnownRevision) ([]le
 	return changes, nil
 }
 
+// BucketOf implements ledger.Store.
+func (s *Store) BucketOf(ctx context.Context, owner ledger.Owner) (string, error) {
+	found, err := list(ctx, s, s.reads, bucketOfOwner, pgx.RowTo[string], owner.Namespace, owner.Name, owner.Cluster)
+	if err != nil {
+		return "", err
+	}
+	if len(found) == 0 {
+		return "", ledger.Errorf(ledger.CodeBucketNotFound, "Bucket does not exist.").
+			WithDetails(map[string]any{"namespace": owner.Namespace, "name": owner.Name})
+	}
+	return found[0], nil
+}
+
 // Raise implements ledger.Store.
 func (s *Store) Raise(ctx context.Context, cluster, uid string) (*ledger.Raise, error) {
 	found, err := list(ctx, s, s.reads, raiseByUID, toRaise, cluster, uid)

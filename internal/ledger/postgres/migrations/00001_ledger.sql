@@ -45,6 +45,8 @@ CREATE DOMAIN tokenlease.lease_id AS text COLLATE "C"
     CONSTRAINT lease_id_length CHECK (char_length(VALUE) BETWEEN 1 AND 128);
 CREATE DOMAIN tokenlease.conflict_policy AS text
     CONSTRAINT conflict_policy_value CHECK (VALUE IN ('Review', 'Overwrite'));
+CREATE DOMAIN tokenlease.settlement_policy AS text
+    CONSTRAINT settlement_policy_value CHECK (VALUE IN ('Strict', 'RecordActual'));
 CREATE DOMAIN tokenlease.raise_mode AS text
     CONSTRAINT raise_mode_value CHECK (VALUE IN ('Enforce', 'ObserveOnly', 'Disabled'));
 
@@ -69,6 +71,7 @@ CREATE TABLE tokenlease.buckets (
     default_ttl_ms         bigint NOT NULL,
     max_ttl_ms             bigint NOT NULL,
     max_records            tokenlease.tokens NOT NULL,
+    settlement_policy      tokenlease.settlement_policy NOT NULL DEFAULT 'Strict',
     raise_mode             tokenlease.raise_mode,
     raise_max_limit_tokens tokenlease.tokens NOT NULL,
     raise_max_duration_ms  tokenlease.counter NOT NULL,
@@ -90,6 +93,8 @@ CREATE TABLE tokenlease.buckets (
     CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
 ) WITH (fillfactor = 60);
 
+-- Callers name a bucket by the object that declares it.
+CREATE INDEX buckets_owned ON tokenlease.buckets (owner_namespace, owner_name) WHERE owner_name IS NOT NULL;
 -- Most buckets have nothing due, so the index is small.
 CREATE INDEX buckets_due ON tokenlease.buckets (next_transition_at) WHERE next_transition_at < 'infinity';
 
@@ -117,14 +122,17 @@ CREATE TABLE tokenlease.leases (
     refused_tokens   tokenlease.tokens,
     refused_commits  tokenlease.counter NOT NULL DEFAULT 0,
     imported_at      timestamptz,
+    late             boolean NOT NULL DEFAULT false,
+    holder           text COLLATE "C",
     CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
     CONSTRAINT leases_refused CHECK ((refused_tokens IS NULL) = (refused_commits = 0)),
     CONSTRAINT leases_state CHECK (
         (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
         OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
         OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
+    CONSTRAINT leases_late CHECK (NOT late OR state = 'committed'),
     CONSTRAINT leases_figures CHECK (reserved_tokens > 0 AND ttl_ms > 0 AND expires_at > created_at),
-    CONSTRAINT leases_settled_in_time CHECK (settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired'))
+    CONSTRAINT leases_settled_in_time CHECK (settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired' OR late))
 ) WITH (fillfactor = 60);
 
 -- What is overdue is found from where the bucket's last search ended, and pages of
@@ -258,6 +266,8 @@ CREATE TABLE tokenlease.audit (
     limit_epoch            bigint NOT NULL,
     due_at                 timestamptz,
     recorded_at            timestamptz NOT NULL,
+    lease_id               text COLLATE "C",
+    tokens                 tokenlease.tokens,
     CONSTRAINT audit_pkey PRIMARY KEY (bucket_key, sequence),
     CONSTRAINT audit_sequence CHECK (sequence >= 1),
     CONSTRAINT audit_event CHECK (char_length(event) BETWEEN 1 AND 64),
