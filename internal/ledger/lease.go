@@ -43,6 +43,9 @@ type Lease struct {
 	// Late is set when it was committed after it had expired.
 	Late bool
 
+	// PeriodStart is the start of the bucket's period in which it was reserved, and in
+	// which it settles; the zero time on a bucket without periods.
+	PeriodStart time.Time
 	// Holder is whom the lease belongs to, "" for nobody.
 	Holder string
 

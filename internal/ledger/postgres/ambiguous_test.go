@@ -69,7 +69,9 @@ func (d *database) loseStandby() {
 			pid := writer.PgConn().PID()
 			if value[bool](d, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep')`, pid) {
 				d.exec(`SELECT pg_cancel_backend($1)`, pid)
-				<-committed
+				if err := <-committed; err != nil {
+					d.t.Error(err)
+				}
 				return true
 			}
 		}

@@ -11,7 +11,7 @@ import (
 const leaseColumns = `
 	l.bucket_key, l.lease_id, l.request_hash, l.fingerprint_hash, l.state,
 	l.reserved_tokens, l.actual_tokens, l.ttl_ms, l.created_at, l.expires_at, l.settled_at,
-	l.scoped_key_id, l.raise_id, l.refused_tokens, l.refused_commits, l.imported_at, l.late, l.holder`
+	l.scoped_key_id, l.raise_id, l.refused_tokens, l.refused_commits, l.imported_at, l.late, l.holder, l.period_start`
 
 // leaseRow is where leaseColumns are read into.
 type leaseRow struct {
@@ -26,7 +26,7 @@ func (r *leaseRow) targets() []any {
 		&l.ReservedTokens, &l.ActualTokens, milliseconds{&l.TTL},
 		instant{&l.CreatedAt}, instant{&l.ExpiresAt}, optionalInstant{&l.SettledAt},
 		into(&l.ScopedKeyID), into(&l.RaiseID), &l.RefusedTokens, &l.RefusedCommits, optionalInstant{&l.ImportedAt},
-		&l.Late, into(&l.Holder),
+		&l.Late, into(&l.Holder), instant{&l.PeriodStart},
 	}
 }
 
@@ -101,14 +101,14 @@ LIMIT $4::bigint`
 const insertLeases = `
 INSERT INTO tokenlease.leases (
 	bucket_key, lease_id, request_hash, fingerprint_hash, state,
-	reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder)
+	reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder, period_start)
 SELECT new.bucket_key, new.lease_id, new.request_hash, new.fingerprint_hash, 'reserved',
-	new.reserved_tokens, new.ttl_ms, new.created_at, new.expires_at, new.scoped_key_id, new.raise_id, new.holder
+	new.reserved_tokens, new.ttl_ms, new.created_at, new.expires_at, new.scoped_key_id, new.raise_id, new.holder, new.period_start
 FROM unnest(
 	$1::text[], $2::text[], $3::bytea[], $4::bytea[],
-	$5::bigint[], $6::bigint[], $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[], $11::text[])
+	$5::bigint[], $6::bigint[], $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[], $11::text[], $12::timestamptz[])
 	AS new (bucket_key, lease_id, request_hash, fingerprint_hash,
-		reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder)`
+		reserved_tokens, ttl_ms, created_at, expires_at, scoped_key_id, raise_id, holder, period_start)`
 
 // updateLeases names the columns that can change after a lease was made, but for
 // its expiry. None of them is in an index.
@@ -176,7 +176,8 @@ func (w *leaseWrites) queue(batch *pgx.Batch) {
 			column(w.insert, func(l *ledger.Lease) time.Time { return l.ExpiresAt }),
 			column(w.insert, func(l *ledger.Lease) *string { return optional(l.ScopedKeyID) }),
 			column(w.insert, func(l *ledger.Lease) *string { return optional(l.RaiseID) }),
-			column(w.insert, func(l *ledger.Lease) *string { return optional(l.Holder) }))
+			column(w.insert, func(l *ledger.Lease) *string { return optional(l.Holder) }),
+			column(w.insert, func(l *ledger.Lease) *time.Time { return optionalTime(l.PeriodStart) }))
 	}
 	if len(w.extend) > 0 {
 		batch.Queue(extendLeases,

@@ -24,6 +24,14 @@ func optional[T ~string](text T) *string {
 	return &s
 }
 
+// optionalTime turns the zero time into NULL.
+func optionalTime(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
 // text reads a column that may be NULL into a string.
 type text[T ~string] struct{ into *T }
 

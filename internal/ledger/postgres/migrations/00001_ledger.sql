@@ -124,6 +124,7 @@ CREATE TABLE tokenlease.leases (
     imported_at      timestamptz,
     late             boolean NOT NULL DEFAULT false,
     holder           text COLLATE "C",
+    period_start     timestamptz,
     CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
     CONSTRAINT leases_refused CHECK ((refused_tokens IS NULL) = (refused_commits = 0)),
     CONSTRAINT leases_state CHECK (
