@@ -166,6 +166,13 @@ type Bucket struct {
 	Settings           ReservationSettings
 	RaisePolicy        RaisePolicy
 
+	// Period is what the owner asks for; it counts from the next roll.
+	Period PeriodSpec
+	// PeriodStart and PeriodEnd are the current period, [start, end). The stored end
+	// is what counts. A zero start is the time before the first period, a zero end
+	// never comes.
+	PeriodStart, PeriodEnd time.Time
+
 	// ActiveRaiseID points at the raise that set Limit; "" when none did.
 	ActiveRaiseID string
 	// LimitEpoch counts the writes of Limit, also those that left it equal.
@@ -226,9 +233,13 @@ type Snapshot struct {
 	LeaseRecords    int64
 	Settings        ReservationSettings
 	RaisePolicy     RaisePolicy
-	ActiveRaise     *Raise
-	PendingRaises   int64
-	LimitEpoch      int64
+	// Period is what is declared, CurrentPeriod what is running; nil without one. Used
+	// and reserved tokens are of the current one.
+	Period        PeriodSpec
+	CurrentPeriod *PeriodBounds
+	ActiveRaise   *Raise
+	PendingRaises int64
+	LimitEpoch    int64
 	// AuditSequence is the number of the latest audit row: it moves with each
 	// decision about the limit, also one to wait.
 	AuditSequence int64
@@ -245,9 +256,15 @@ func NewSnapshot(b *Bucket, raises []*Raise) Snapshot {
 		Limit: b.Limit, DeclaredLimit: clonePointer(b.DeclaredLimit), DeclaredGeneration: b.DeclaredGeneration,
 		BaseLimit: b.Limit, UsedTokens: b.UsedTokens, ReservedTokens: b.ReservedTokens,
 		AvailableTokens: b.available(), OverLimitTokens: max(0, b.UsedTokens+b.ReservedTokens-b.Limit),
-		LeaseRecords: b.LeaseRecords, Settings: b.Settings, RaisePolicy: b.RaisePolicy,
+		LeaseRecords: b.LeaseRecords, Settings: b.Settings, RaisePolicy: b.RaisePolicy, Period: b.Period,
 		LimitEpoch: b.LimitEpoch, AuditSequence: b.AuditSequence, Revision: b.Revision, Closed: b.ClosedAt != nil,
 		CreatedAt: b.CreatedAt, UpdatedAt: b.UpdatedAt,
+	}
+	if !b.PeriodEnd.IsZero() {
+		s.CurrentPeriod = &PeriodBounds{StartedAt: b.PeriodStart, EndsAt: b.PeriodEnd}
+		if b.PeriodStart.IsZero() {
+			s.CurrentPeriod.StartedAt = b.CreatedAt
+		}
 	}
 	for _, r := range raises {
 		switch {

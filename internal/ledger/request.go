@@ -49,6 +49,8 @@ type Needs struct {
 	Grants []GrantKey
 	// Approvals names approvals that may have been spent.
 	Approvals []ApprovalKey
+	// LivePeriods asks for the ended periods in which something is reserved still.
+	LivePeriods bool
 }
 
 // GrantKey finds the record of a grant that another incarnation of the same
@@ -179,6 +181,8 @@ type Declaration struct {
 	Settings       ReservationSettings
 	ConflictPolicy ConflictPolicy
 	Raises         RaisePolicy
+	// Period says when the bucket begins anew; the zero value means never.
+	Period PeriodSpec
 }
 
 // ApplyDeclared opens a bucket or changes it to what its owner declares. Answers
@@ -264,7 +268,7 @@ func (OpenBucket) Needs() Needs    { return Needs{} }
 func (Inspect) Needs() Needs       { return Needs{} }
 func (Touch) Needs() Needs         { return Needs{} }
 func (ApplyDeclared) Needs() Needs { return Needs{} }
-func (CloseBucket) Needs() Needs   { return Needs{} }
+func (CloseBucket) Needs() Needs   { return Needs{LivePeriods: true} }
 func (ReapExpired) Needs() Needs   { return Needs{} }
 
 func (r SetLimit) Needs() Needs {

@@ -33,7 +33,7 @@ func (u *unit) createBucket(limit int64, settings ReservationSettings) {
 		ExpiredThrough: u.now, CreatedAt: u.now, UpdatedAt: u.now,
 	}
 	// What a bucket left behind whose row had vanished is none of this one's.
-	u.view.Leases, u.view.Operations, u.overdue = nil, nil, nil
+	u.view.Leases, u.view.Operations, u.view.Periods, u.overdue = nil, nil, nil, nil
 	clear(u.leaseByID)
 	clear(u.leaseByHash)
 	u.fx.LimitWritten = true
@@ -91,7 +91,7 @@ func (r Reserve) apply(u *unit) Result {
 		FingerprintHash: fingerprintHash(r.Key, r.Tokens, ttl, r.Fingerprint),
 		State:           LeaseReserved, ReservedTokens: r.Tokens, TTL: ttl,
 		CreatedAt: u.now, ExpiresAt: u.now.Add(ttl), ScopedKeyID: b.ScopedKeyID, RaiseID: b.ActiveRaiseID,
-		Holder: r.Holder,
+		Holder: r.Holder, PeriodStart: b.PeriodStart,
 	}
 	u.addLease(lease)
 	b.ReservedTokens += r.Tokens
@@ -114,11 +114,20 @@ func (r Reserve) admit(u *unit, ttl time.Duration) *Error {
 		return Errorf(CodeBucketRecordLimit, "Bucket reached its retained lease record limit.").
 			WithDetails(map[string]any{"maxLeasesPerBucket": b.Settings.MaxRecords})
 	case r.Tokens > b.available():
-		return Errorf(CodeBudgetExceeded, "Requested tokens exceed available capacity.").
-			WithDetails(map[string]any{"requestedTokens": r.Tokens, "availableTokens": b.available()})
+		return budgetExceeded(b, r.Tokens)
 	default:
 		return nil
 	}
+}
+
+// budgetExceeded tells of the end of the bucket's period, too, as there may be more
+// from then on.
+func budgetExceeded(b *Bucket, requested int64) *Error {
+	details := map[string]any{"requestedTokens": requested, "availableTokens": b.available()}
+	if !b.PeriodEnd.IsZero() {
+		details["periodEndsAtMs"] = b.PeriodEnd.UnixMilli()
+	}
+	return Errorf(CodeBudgetExceeded, "Requested tokens exceed available capacity.").WithDetails(details)
 }
 
 // checkTTL refuses a lifetime that the bucket does not grant.
@@ -152,7 +161,7 @@ func (r Commit) apply(u *unit) Result {
 	}
 	switch lease.State {
 	case LeaseReserved:
-		return r.settle(u, lease, b.ReservedTokens-lease.ReservedTokens)
+		return r.settle(u, lease, lease.ReservedTokens)
 	case LeaseCommitted:
 		if *lease.ActualTokens != r.ActualTokens {
 			return Result{Err: Errorf(CodeCommitConflict, "Lease was already committed with different actual usage.").
@@ -162,7 +171,7 @@ func (r Commit) apply(u *unit) Result {
 	case LeaseExpired:
 		if b.Settings.Settlement == SettlementRecordActual {
 			// Its reservation went back when it expired.
-			return r.settle(u, lease, b.ReservedTokens)
+			return r.settle(u, lease, 0)
 		}
 		u.noteRefused(lease, r.ActualTokens, ReasonLeaseExpired)
 		return Result{Err: Errorf(CodeLeaseExpired, "Lease expired before it was committed.").
@@ -177,12 +186,17 @@ func (r Commit) apply(u *unit) Result {
 
 // settle books the actual figure. A holder may always commit up to what it
 // reserved, also on a bucket that is over its limit; more only as far as the
-// bucket has room, or whatever was spent, as the policy says.
-func (r Commit) settle(u *unit, lease *Lease, otherReserved int64) Result {
-	b := u.view.Bucket
-	maximum := max(b.Limit-b.UsedTokens-otherReserved, lease.ReservedTokens)
-	if b.Settings.Settlement == SettlementRecordActual {
-		maximum = MaxTokens - b.UsedTokens - otherReserved
+// bucket has room, or whatever was spent, as the policy says. All that is counted in
+// the period in which the lease was reserved. held is what the lease holds of it.
+func (r Commit) settle(u *unit, lease *Lease, held int64) Result {
+	a, found := u.accountOf(lease)
+	if !found {
+		return Result{Err: periodMissing(lease)}
+	}
+	otherReserved := *a.reserved - held
+	maximum := max(a.limit-*a.used-otherReserved, lease.ReservedTokens)
+	if u.view.Bucket.Settings.Settlement == SettlementRecordActual {
+		maximum = MaxTokens - *a.used - otherReserved
 	}
 	if r.ActualTokens > maximum {
 		u.noteRefused(lease, r.ActualTokens, ReasonExceedsBudget)
@@ -191,8 +205,7 @@ func (r Commit) settle(u *unit, lease *Lease, otherReserved int64) Result {
 				"actualTokens": r.ActualTokens, "maximumCommit": maximum, "reservedTokens": lease.ReservedTokens,
 			})}
 	}
-	b.ReservedTokens = otherReserved
-	b.UsedTokens += r.ActualTokens
+	u.book(a, r.ActualTokens, -held)
 	lease.Late = lease.State == LeaseExpired
 	lease.State, lease.ActualTokens, lease.SettledAt = LeaseCommitted, pointer(r.ActualTokens), pointer(u.now)
 	u.changeLease(lease)
@@ -250,7 +263,11 @@ func (r Release) apply(u *unit) Result {
 	case LeaseReleased, LeaseExpired:
 		return Result{Lease: lease}
 	case LeaseReserved:
-		b.ReservedTokens -= lease.ReservedTokens
+		a, found := u.accountOf(lease)
+		if !found {
+			return Result{Err: periodMissing(lease)}
+		}
+		u.book(a, 0, -lease.ReservedTokens)
 		lease.State, lease.SettledAt = LeaseReleased, pointer(u.now)
 		u.changeLease(lease)
 		return Result{Lease: lease}

@@ -86,7 +86,8 @@ func (r ApplyDeclared) open(u *unit) *Error {
 	b := u.view.Bucket
 	b.Owner, b.TenantID, b.ScopedKeyID = clonePointer(&r.Owner), d.TenantID, d.ScopedKeyID
 	b.DeclaredLimit, b.DeclaredGeneration = pointer(d.Limit), r.Generation
-	b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, d.Raises.stored()
+	b.ConflictPolicy, b.RaisePolicy, b.Period = d.ConflictPolicy, d.Raises.stored(), d.Period
+	u.beginFirstPeriod(true)
 	u.audit(AuditRow{Event: AuditBucketOpened, Outcome: OutcomeApplied, RequestedLimit: pointer(d.Limit), Actor: r.Actor})
 	return nil
 }
@@ -165,10 +166,11 @@ func (r ApplyDeclared) change(u *unit) {
 	policy := d.Raises.stored()
 	policyChanged := b.RaisePolicy != policy
 	if isNew || policyChanged || b.ScopedKeyID != d.ScopedKeyID || b.Settings != d.Settings.stored() ||
-		b.ConflictPolicy != d.ConflictPolicy || b.TenantID != d.TenantID {
+		b.ConflictPolicy != d.ConflictPolicy || b.TenantID != d.TenantID || b.Period != d.Period {
 		b.DeclaredLimit, b.DeclaredGeneration = pointer(d.Limit), r.Generation
 		b.TenantID, b.ScopedKeyID, b.Settings = d.TenantID, d.ScopedKeyID, d.Settings.stored()
-		b.ConflictPolicy, b.RaisePolicy = d.ConflictPolicy, policy
+		b.ConflictPolicy, b.RaisePolicy, b.Period = d.ConflictPolicy, policy, d.Period
+		u.beginFirstPeriod(false)
 		u.changed = true
 	}
 	if policyChanged {
@@ -221,8 +223,12 @@ func (r CloseBucket) apply(u *unit) Result {
 	if r.Deletion != DeletionDelete {
 		return Result{Closing: &Closing{Done: true}}
 	}
-	if b.ReservedTokens > 0 {
-		return Result{Closing: &Closing{ReservedTokens: b.ReservedTokens}}
+	reserved := b.ReservedTokens
+	for _, p := range u.view.Periods {
+		reserved += p.ReservedTokens
+	}
+	if reserved > 0 {
+		return Result{Closing: &Closing{ReservedTokens: reserved}}
 	}
 	if !u.rowExisted {
 		return Result{Err: errSameBatch("created")}

@@ -1,6 +1,6 @@
 package ledger
 
-// perform carries out one due step of a raise.
+// perform carries out one due step.
 func (u *unit) perform(s step) {
 	switch s.kind {
 	case stepLostPointer:
@@ -11,6 +11,8 @@ func (u *unit) perform(s step) {
 		u.closeWindow(s)
 	case stepGraceOver:
 		u.failRaise(s, TransitionActivate, ReasonLimitChanged, OutcomeKept)
+	case stepRoll:
+		u.roll()
 	case stepStart:
 		u.start(s)
 	}

@@ -103,6 +103,9 @@ type View struct {
 	// ExpiresAt after the bucket's ExpiredThrough and not after its instant. Each
 	// lease is there once.
 	Leases []*Lease
+	// Periods are the ended ones that the leases above were reserved in, and those that
+	// the Needs asked for.
+	Periods []*Period
 	// OverdueThrough is set when more leases are overdue than Leases holds: it holds
 	// those with ExpiresAt up to here.
 	OverdueThrough time.Time
@@ -134,7 +137,7 @@ const (
 	RowUnchanged RowWrite = iota
 	RowInsert
 	RowUpdate
-	// RowDelete removes the bucket, its leases and its operations; audit, raises
+	// RowDelete removes the bucket, its leases, periods and operations; audit, raises
 	// and approvals stay.
 	RowDelete
 )
@@ -151,8 +154,11 @@ type Effects struct {
 	UpdateLeases []*Lease
 	// ExtendLeases are those of UpdateLeases whose expiry has moved.
 	ExtendLeases []*Lease
-	InsertRaises []*Raise
-	UpdateRaises []*Raise
+	// InsertPeriods and UpdatePeriods hold each period once.
+	InsertPeriods []*Period
+	UpdatePeriods []*Period
+	InsertRaises  []*Raise
+	UpdateRaises  []*Raise
 	// SpendApprovals and FreeApprovals are (approval, raise) pairs.
 	SpendApprovals   []SpentApproval
 	FreeApprovals    []SpentApproval

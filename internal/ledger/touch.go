@@ -15,19 +15,23 @@ const (
 	stepRestore
 	stepCloseWindow
 	stepGraceOver
+	stepRoll
 	stepStart
 )
 
-// step is one thing that time, or another hand, has made due on a raise.
+// step is one thing that time, or another hand, has made due on a raise, or the end
+// of the bucket's period.
 type step struct {
 	kind  stepKind
 	dueAt time.Time
+	// raise is nil for stepRoll.
 	raise *Raise
 	// actor is set when somebody other than the raise's own actor made it due.
 	actor string
 }
 
-// touch performs what is due: raises starting and ending, and leases expiring, in
+// touch performs what is due: raises starting and ending, leases expiring, and the
+// period ending, in
 // the order of their instants. It returns the IDs of the leases that expired, in
 // byte order, and leaves NextTransitionAt in the future.
 func (u *unit) touch() []string {
@@ -65,6 +69,9 @@ func (u *unit) nextStep() (step, bool) {
 	raised := u.activeRaise() != nil
 	for _, r := range u.view.Raises {
 		due = u.appendDue(due, r, raised)
+	}
+	if end := u.view.Bucket.PeriodEnd; !end.IsZero() && !u.now.Before(end) {
+		due = append(due, step{kind: stepRoll, dueAt: end})
 	}
 	if len(due) == 0 {
 		return step{}, false
@@ -178,6 +185,9 @@ func (u *unit) nextTransition() time.Time {
 			next = t
 		}
 	}
+	if end := u.view.Bucket.PeriodEnd; !end.IsZero() {
+		consider(end)
+	}
 	raised := u.activeRaise() != nil
 	for _, r := range u.view.Raises {
 		switch r.State {
@@ -200,12 +210,14 @@ func (u *unit) nextTransition() time.Time {
 // expireLeases gives back what overdue leases hold, up to an instant, and returns
 // their IDs.
 func (u *unit) expireLeases(upTo time.Time) []string {
-	b := u.view.Bucket
 	var ids []string
 	for len(u.overdue) > 0 && !u.overdue[0].ExpiresAt.After(upTo) {
 		l := u.overdue[0]
 		u.overdue = u.overdue[1:]
-		b.ReservedTokens -= l.ReservedTokens
+		// What was reserved in a period whose row somebody removed is held nowhere.
+		if a, found := u.accountOf(l); found {
+			u.book(a, 0, -l.ReservedTokens)
+		}
 		l.State, l.SettledAt = LeaseExpired, pointer(u.now)
 		u.changeLease(l)
 		ids = append(ids, l.ID)

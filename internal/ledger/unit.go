@@ -30,9 +30,10 @@ type unit struct {
 	newLeases   map[*Lease]bool
 	dirtyLeases map[*Lease]bool
 	// extended are those of the stored leases whose expiry has moved.
-	extended    map[*Lease]bool
-	newRaises   map[*Raise]bool
-	dirtyRaises map[*Raise]bool
+	extended     map[*Lease]bool
+	dirtyPeriods map[*Period]bool
+	newRaises    map[*Raise]bool
+	dirtyRaises  map[*Raise]bool
 	// overdue are the leases that the touch has yet to expire, by ExpiresAt.
 	overdue []*Lease
 }
@@ -50,7 +51,8 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
 		leaseByID: map[string]*Lease{}, leaseByHash: map[Hash]*Lease{},
 		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{}, extended: map[*Lease]bool{},
-		newRaises: map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
+		dirtyPeriods: map[*Period]bool{},
+		newRaises:    map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
 	for _, l := range view.Leases {
 		u.index(l)
@@ -145,6 +147,14 @@ func (u *unit) effects() *Effects {
 				u.fx.ExtendLeases = append(u.fx.ExtendLeases, l)
 			}
 		}
+	}
+	for _, p := range u.view.Periods {
+		if u.fx.Row != RowDelete && u.dirtyPeriods[p] && !slices.Contains(u.fx.InsertPeriods, p) {
+			u.fx.UpdatePeriods = append(u.fx.UpdatePeriods, p)
+		}
+	}
+	if u.fx.Row == RowDelete {
+		u.fx.InsertPeriods = nil
 	}
 	for _, r := range u.view.Raises {
 		switch {

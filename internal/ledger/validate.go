@@ -139,6 +139,9 @@ func (r ApplyDeclared) validate() error {
 	if err := d.Raises.validate(); err != nil {
 		return err
 	}
+	if err := d.Period.validate(); err != nil {
+		return err
+	}
 	return optionalIdentifier("actor", r.Actor, MaxActorLength)
 }
 

@@ -19,6 +19,7 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 	}{
 		{"Reservations", reservationStories},
 		{"Settlement", settlementStories},
+		{"Periods", periodStories},
 		{"Inputs", inputStories},
 		{"Batches", batchStories},
 		{"Intents", intentStories},

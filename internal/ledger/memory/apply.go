@@ -53,10 +53,10 @@ func tableOf[K comparable, V any](t *transaction, tables map[string]map[K]V, key
 }
 
 // apply writes the effects in the order in which the PostgreSQL store does: the
-// bucket's row, leases, raises, approvals, operations, audit.
+// bucket's row, leases, periods, raises, approvals, operations, audit.
 func (t *transaction) apply(view *ledger.View, effects *ledger.Effects) *ledger.Error {
 	for _, step := range []func(*ledger.View, *ledger.Effects) *ledger.Error{
-		t.writeBucket, t.writeLeases, t.checkExpired, t.writeRaises,
+		t.writeBucket, t.writeLeases, t.writePeriods, t.checkExpired, t.writeRaises,
 		t.writeApprovals, t.writeOperations, t.writeAudit,
 	} {
 		if err := step(view, effects); err != nil {
@@ -89,6 +89,7 @@ func (t *transaction) writeBucket(view *ledger.View, effects *ledger.Effects) *l
 		remove(t, t.buckets, view.Key)
 		remove(t, t.leases, view.Key)
 		remove(t, t.requests, view.Key)
+		remove(t, t.periods, view.Key)
 		remove(t, t.operations, view.Key)
 		return nil
 	}
@@ -135,6 +136,28 @@ func (t *transaction) writeLease(key string, lease *ledger.Lease) *ledger.Error 
 		return err
 	}
 	put(t, tableOf(t, t.leases, key), lease.ID, lease.Clone())
+	return nil
+}
+
+func (t *transaction) writePeriods(view *ledger.View, effects *ledger.Effects) *ledger.Error {
+	for _, period := range effects.InsertPeriods {
+		if t.periods[view.Key][period.StartedAt] != nil {
+			return violation("the period of %s of bucket %q exists already", period.StartedAt, view.Key)
+		}
+	}
+	for _, period := range effects.UpdatePeriods {
+		if t.periods[view.Key][period.StartedAt] == nil {
+			return violation("the period of %s of bucket %q does not exist", period.StartedAt, view.Key)
+		}
+	}
+	for _, period := range slices.Concat(effects.InsertPeriods, effects.UpdatePeriods) {
+		if !tokens(period.Limit) || !tokens(period.UsedTokens) || !tokens(period.ReservedTokens) ||
+			!tokens(period.UsedTokens+period.ReservedTokens) || !period.EndedAt.After(period.StartedAt) || period.BucketKey != view.Key {
+			return violation("the period %+v of bucket %q cannot be", *period, view.Key)
+		}
+		written := *period
+		put(t, tableOf(t, t.periods, view.Key), period.StartedAt, &written)
+	}
 	return nil
 }
 

@@ -25,6 +25,8 @@ func checkBucket(b *ledger.Bucket, clock time.Time) *ledger.Error {
 		return violation("bucket %q was updated before it was created", b.Key)
 	case b.Settings.DefaultTTL <= 0 || b.Settings.DefaultTTL > b.Settings.MaxTTL || b.Settings.MaxRecords < 0:
 		return violation("bucket %q has settings out of range", b.Key)
+	case !b.PeriodEnd.IsZero() && (!b.PeriodEnd.After(b.PeriodStart) || b.NextTransitionAt.After(b.PeriodEnd)):
+		return violation("bucket %q does not wake at the end of its period, %s", b.Key, b.PeriodEnd)
 	case !b.NextTransitionAt.IsZero() && !b.NextTransitionAt.After(clock):
 		return violation("bucket %q is left with something due at %s", b.Key, b.NextTransitionAt)
 	default:

@@ -61,6 +61,9 @@ func (h *harness) Invariants(context.Context) error {
 func (r *rows) countersAgree(b *ledger.Bucket) error {
 	var used, reserved int64
 	for _, lease := range r.leases[b.Key] {
+		if !lease.PeriodStart.Equal(b.PeriodStart) {
+			continue
+		}
 		switch lease.State {
 		case ledger.LeaseReserved:
 			reserved += lease.ReservedTokens
@@ -69,6 +72,9 @@ func (r *rows) countersAgree(b *ledger.Bucket) error {
 		case ledger.LeaseReleased, ledger.LeaseExpired:
 		}
 	}
+	if err := r.periodsAgree(b); err != nil {
+		return err
+	}
 	records := len(r.leases[b.Key])
 	if used != b.UsedTokens || reserved != b.ReservedTokens || int64(records) != b.LeaseRecords {
 		return violation("bucket %q counts used %d, reserved %d, records %d; its leases say %d, %d, %d",
@@ -76,6 +82,30 @@ func (r *rows) countersAgree(b *ledger.Bucket) error {
 	}
 	if !tokens(b.Limit) || !tokens(used) || !tokens(reserved) || !tokens(used+reserved) {
 		return violation("bucket %q holds figures out of range: %+v", b.Key, b)
+	}
+	return nil
+}
+
+// periodsAgree checks the ended periods against the leases that were reserved in them.
+func (r *rows) periodsAgree(b *ledger.Bucket) error {
+	used, reserved := map[time.Time]int64{}, map[time.Time]int64{}
+	for _, lease := range r.leases[b.Key] {
+		switch lease.State {
+		case ledger.LeaseReserved:
+			reserved[lease.PeriodStart] += lease.ReservedTokens
+		case ledger.LeaseCommitted:
+			used[lease.PeriodStart] += *lease.ActualTokens
+		case ledger.LeaseReleased, ledger.LeaseExpired:
+		}
+		if !lease.PeriodStart.Equal(b.PeriodStart) && r.periods[b.Key][lease.PeriodStart] == nil {
+			return violation("lease %q of bucket %q is of a period that is not there: %s", lease.ID, b.Key, lease.PeriodStart)
+		}
+	}
+	for start, period := range r.periods[b.Key] {
+		if period.UsedTokens != used[start] || period.ReservedTokens != reserved[start] {
+			return violation("the period %+v of bucket %q counts otherwise than its leases: %d, %d",
+				*period, b.Key, used[start], reserved[start])
+		}
 	}
 	return nil
 }

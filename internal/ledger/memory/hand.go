@@ -45,7 +45,7 @@ func (s *Store) OverrideLimit(key string, limit int64) error {
 	return nil
 }
 
-// DropBucket removes a bucket's row, its leases and its operations without the
+// DropBucket removes a bucket's row, its leases, periods and operations without the
 // ledger: raises, approvals and audit stay. Tests use it.
 func (s *Store) DropBucket(key string) {
 	s.mutex.Lock()
@@ -53,5 +53,6 @@ func (s *Store) DropBucket(key string) {
 	delete(s.rows.buckets, key)
 	delete(s.rows.leases, key)
 	delete(s.rows.requests, key)
+	delete(s.rows.periods, key)
 	delete(s.rows.operations, key)
 }

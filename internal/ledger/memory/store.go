@@ -44,7 +44,8 @@ var _ ledger.Store = (*Store)(nil)
 type rows struct {
 	buckets    map[string]*ledger.Bucket
 	leases     map[string]map[string]*ledger.Lease
-	requests   map[string]map[ledger.Hash]string // to the lease ID
+	requests   map[string]map[ledger.Hash]string       // to the lease ID
+	periods    map[string]map[time.Time]*ledger.Period // by start
 	raises     map[string]map[string]*ledger.Raise
 	operations map[string]map[string]ledger.OperationRecord
 	approvals  map[ledger.ApprovalKey]ledger.SpentApproval
@@ -68,6 +69,7 @@ func New(options Options) *Store {
 			buckets:    map[string]*ledger.Bucket{},
 			leases:     map[string]map[string]*ledger.Lease{},
 			requests:   map[string]map[ledger.Hash]string{},
+			periods:    map[string]map[time.Time]*ledger.Period{},
 			raises:     map[string]map[string]*ledger.Raise{},
 			operations: map[string]map[string]ledger.OperationRecord{},
 			approvals:  map[ledger.ApprovalKey]ledger.SpentApproval{},

@@ -19,6 +19,7 @@ func (r *rows) load(key string, clock time.Time, needs ledger.Needs) *ledger.Vie
 		view.History = r.history(key)
 	}
 	r.loadLeases(view, clock, needs)
+	r.loadPeriods(view, needs)
 	r.loadRaises(view, needs)
 	for _, id := range unique(needs.OperationIDs) {
 		if record, found := r.operations[key][id]; found {
@@ -63,6 +64,18 @@ func (r *rows) loadLeases(view *ledger.View, clock time.Time, needs ledger.Needs
 	for _, id := range unique(ids) {
 		if lease, found := r.leases[view.Key][id]; found {
 			view.Leases = append(view.Leases, lease.Clone())
+		}
+	}
+}
+
+// loadPeriods copies the ended periods of the leases in the view, and those that are
+// asked for.
+func (r *rows) loadPeriods(view *ledger.View, needs ledger.Needs) {
+	for start, period := range r.periods[view.Key] {
+		needed := slices.ContainsFunc(view.Leases, func(l *ledger.Lease) bool { return l.PeriodStart.Equal(start) })
+		if needed || needs.LivePeriods && period.ReservedTokens > 0 {
+			loaded := *period
+			view.Periods = append(view.Periods, &loaded)
 		}
 	}
 }

@@ -87,6 +87,9 @@ func (h *harness) DropBucket(ctx context.Context, key string) error {
 	return pgx.BeginFunc(ctx, h.database.conn, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `DELETE FROM tokenlease.leases WHERE bucket_key = $1`, key)
 		if err == nil {
+			_, err = tx.Exec(ctx, `DELETE FROM tokenlease.periods WHERE bucket_key = $1`, key)
+		}
+		if err == nil {
 			_, err = tx.Exec(ctx, `DELETE FROM tokenlease.buckets WHERE bucket_key = $1`, key)
 		}
 		return err
@@ -99,10 +102,26 @@ SELECT format('bucket %s: counts (used, reserved, records) are (%s, %s, %s), its
 	b.used_tokens, b.reserved_tokens, b.lease_records, l.used, l.reserved, l.records)
 FROM tokenlease.buckets AS b
 CROSS JOIN LATERAL (
-	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used,
-		coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved, count(*) AS records
-	FROM tokenlease.leases WHERE bucket_key = b.bucket_key) AS l
+	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) AS used,
+		coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved' AND current), 0) AS reserved, count(*) AS records
+	FROM (SELECT *, period_start IS NOT DISTINCT FROM b.period_start AS current FROM tokenlease.leases) AS all_leases
+	WHERE bucket_key = b.bucket_key) AS l
 WHERE (b.used_tokens, b.reserved_tokens, b.lease_records) IS DISTINCT FROM (l.used, l.reserved, l.records)
+UNION ALL
+SELECT format('period %s of bucket %s: counts (used, reserved) are (%s, %s), its leases say (%s, %s)', p.started_at, p.bucket_key,
+	p.used_tokens, p.reserved_tokens, l.used, l.reserved)
+FROM tokenlease.periods AS p
+CROSS JOIN LATERAL (
+	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used,
+		coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved
+	FROM tokenlease.leases WHERE bucket_key = p.bucket_key AND coalesce(period_start, '-infinity') = p.started_at) AS l
+WHERE (p.used_tokens, p.reserved_tokens) IS DISTINCT FROM (l.used, l.reserved)
+UNION ALL
+SELECT format('lease %s of bucket %s is of a period that is not there: %s', l.lease_id, l.bucket_key, l.period_start)
+FROM tokenlease.leases AS l JOIN tokenlease.buckets AS b ON b.bucket_key = l.bucket_key
+WHERE l.period_start IS DISTINCT FROM b.period_start AND NOT EXISTS (
+	SELECT FROM tokenlease.periods AS p
+	WHERE p.bucket_key = l.bucket_key AND p.started_at = coalesce(l.period_start, '-infinity'))
 UNION ALL
 SELECT format('lease %s of bucket %s has no bucket', l.lease_id, l.bucket_key)
 FROM tokenlease.leases AS l

@@ -29,6 +29,8 @@ type loader struct {
 	known map[string]map[ledger.Hash]bool
 	// overdueLimit is how many leases of each bucket are looked through.
 	overdueLimit int64
+	// livePeriods are the buckets of which the ended periods are asked for.
+	livePeriods map[string]bool
 }
 
 // needed are the Needs of all requests, as the columns of the statements that
@@ -70,12 +72,15 @@ func (n *needed) add(key string, needs ledger.Needs) {
 }
 
 func newLoader(groups []*group) *loader {
-	l := &loader{views: map[string]*ledger.View{}, before: map[string]ledger.Bucket{}, known: map[string]map[ledger.Hash]bool{}}
+	l := &loader{views: map[string]*ledger.View{}, before: map[string]ledger.Bucket{}, known: map[string]map[ledger.Hash]bool{}, livePeriods: map[string]bool{}}
 	for _, g := range groups {
 		l.view(g.key)
 		for _, c := range g.calls {
 			for _, needs := range c.needs {
 				l.needed.add(g.key, needs)
+				if needs.LivePeriods {
+					l.livePeriods[g.key] = true
+				}
 			}
 		}
 	}

@@ -12,10 +12,11 @@ import (
 )
 
 // Goal: statements use indexes, whether or not the server knows anything of the
-// tables. Method: their plans on full tables, before and after these are analysed.
+// tables. Method: their plans on full tables, before and after these are analysed;
+// those of transactions under the settings of a transaction, as they are run.
 func TestPlansWithoutStatistics(t *testing.T) {
 	d := newDatabase(t)
-	for _, table := range []string{"buckets", "leases", "raises", "approvals", "operations", "audit"} {
+	for _, table := range []string{"buckets", "leases", "periods", "raises", "approvals", "operations", "audit"} {
 		d.exec(`ALTER TABLE tokenlease.` + table + ` SET (autovacuum_enabled = false)`)
 	}
 	d.exec(`
@@ -43,6 +44,9 @@ func TestPlansWithoutStatistics(t *testing.T) {
 	d.exec(`
 		INSERT INTO tokenlease.operations (bucket_key, operation_id, inputs, recorded_at)
 		SELECT 'b1', 'o' || n, '', now() FROM generate_series(1, 20000) AS n`)
+	d.exec(`
+		INSERT INTO tokenlease.periods (bucket_key, started_at, ended_at, limit_tokens, used_tokens, reserved_tokens)
+		SELECT 'b1', now() - interval '1 hour' * n, now() - interval '1 hour' * (n - 1), 1, 0, 0 FROM generate_series(1, 20000) AS n`)
 	t.Run("never analysed", func(t *testing.T) { checkPlans(t, d) })
 	d.exec(`ANALYZE`)
 	t.Run("analysed", func(t *testing.T) { checkPlans(t, d) })
@@ -62,32 +66,46 @@ func checkPlans(t *testing.T, d *database) {
 	leases.update, leases.extend = []*ledger.Lease{lease}, []*ledger.Lease{lease}
 	var batch pgx.Batch
 	leases.queue(&batch)
+	periods := periodWrites{update: []*ledger.Period{{BucketKey: "b1"}}}
+	periods.queue(&batch)
 	statements := []*pgx.QueuedQuery{
 		{SQL: lockBuckets, Arguments: []any{one}},
 		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
-		{SQL: nextDue, Arguments: []any{[]string{}}},
 		{SQL: clockAndOverdueLeases, Arguments: []any{one, 10}},
 		{SQL: lockFreeBuckets, Arguments: []any{one}},
 		{SQL: importedLeases, Arguments: []any{one, one}},
 		{SQL: leasesByRequest, Arguments: []any{one, [][]byte{{1}}}},
-		{SQL: bucketOfOwner, Arguments: []any{"n", "b", "c"}},
 		{SQL: liveRaises, Arguments: []any{one}},
 		{SQL: raisesByUID, Arguments: []any{one, one}},
 		{SQL: raisesByGrant, Arguments: []any{one, one, one, one, one, one}},
 		{SQL: neededOperations, Arguments: []any{one, one}},
 		{SQL: neededApprovals, Arguments: []any{one, one, one, one}},
 		{SQL: histories, Arguments: []any{one, lifeCycleEvents}},
-		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
-		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
-		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
-		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
-		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
+		{SQL: neededPeriods, Arguments: []any{one, []time.Time{now}, one}},
 		{SQL: updateCounters, Arguments: counters.QueuedQueries[0].Arguments},
 		{SQL: updateBuckets, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
 		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
 		{SQL: updateRaises, Arguments: raiseArguments([]*ledger.Raise{raise})},
 	}
-	statements = append(statements, batch.QueuedQueries...)
+	reads := []*pgx.QueuedQuery{
+		{SQL: nextDue, Arguments: []any{[]string{}}},
+		{SQL: bucketOfOwner, Arguments: []any{"n", "b", "c"}},
+		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
+		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
+		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
+		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
+		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
+	}
+	wantLookUps(t, d, reads)
+	d.exec(`BEGIN`)
+	d.exec(setBounds, d.store(nil).bounds(time.Second, true)...)
+	wantLookUps(t, d, append(statements, batch.QueuedQueries...))
+	d.exec(`ROLLBACK`)
+}
+
+// wantLookUps looks at the plans of statements.
+func wantLookUps(t *testing.T, d *database, statements []*pgx.QueuedQuery) {
+	t.Helper()
 	for _, s := range statements {
 		rows, err := d.conn.Query(t.Context(), "EXPLAIN "+s.SQL, append([]any{pgx.QueryExecModeExec}, s.Arguments...)...)
 		if err != nil {

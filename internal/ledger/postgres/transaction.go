@@ -158,7 +158,7 @@ func (t *transaction) run(ctx context.Context, load func(context.Context, *trans
 		return err
 	}
 	t.readAt = time.Now()
-	if err := t.loadHistories(ctx, groups); err != nil {
+	if err := t.loadMore(ctx, groups); err != nil {
 		return err
 	}
 	fault.Point("ledger.locked")
@@ -226,13 +226,17 @@ func inMilliseconds(d time.Duration) string {
 	return strconv.FormatInt(max(1, d.Milliseconds()), 10) + "ms"
 }
 
-func (t *transaction) loadHistories(ctx context.Context, groups []*group) error {
-	missing := t.loader.missing(groups)
-	if len(missing) == 0 {
+// loadMore reads what only the rows that were read have shown to be needed, which is
+// hardly ever anything.
+func (t *transaction) loadMore(ctx context.Context, groups []*group) error {
+	batch := &pgx.Batch{}
+	if missing := t.loader.missing(groups); len(missing) > 0 {
+		t.loader.queueHistories(batch, missing)
+	}
+	t.loader.queuePeriods(batch)
+	if batch.Len() == 0 {
 		return nil
 	}
-	batch := &pgx.Batch{}
-	t.loader.queueHistories(batch, missing)
 	return t.send(ctx, batch)
 }
 
@@ -241,6 +245,7 @@ func (t *transaction) loadHistories(ctx context.Context, groups []*group) error 
 func (t *transaction) write(ctx context.Context, groups []*group) error {
 	var buckets bucketWrites
 	var leases leaseWrites
+	var periods periodWrites
 	var raises raiseWrites
 	var approvals approvalWrites
 	var operations operationWrites
@@ -255,6 +260,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		before := t.loader.before[g.key]
 		buckets.add(&before, view, effects)
 		leases.add(view, effects)
+		periods.add(view, effects)
 		raises.add(effects)
 		approvals.add(effects)
 		operations.add(view, effects)
@@ -264,6 +270,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 	batch.Queue(lookUpByBitmap)
 	buckets.queue(batch, t.loader.clock)
 	leases.queue(batch)
+	periods.queue(batch)
 	raises.queue(batch)
 	approvals.queue(batch)
 	if err := operations.queue(batch); err != nil {

@@ -47,6 +47,8 @@ CREATE DOMAIN tokenlease.conflict_policy AS text
     CONSTRAINT conflict_policy_value CHECK (VALUE IN ('Review', 'Overwrite'));
 CREATE DOMAIN tokenlease.settlement_policy AS text
     CONSTRAINT settlement_policy_value CHECK (VALUE IN ('Strict', 'RecordActual'));
+CREATE DOMAIN tokenlease.cadence AS text
+    CONSTRAINT cadence_value CHECK (VALUE IN ('Hour', 'Day', 'Week', 'Month', 'Year'));
 CREATE DOMAIN tokenlease.raise_mode AS text
     CONSTRAINT raise_mode_value CHECK (VALUE IN ('Enforce', 'ObserveOnly', 'Disabled'));
 
@@ -82,6 +84,10 @@ CREATE TABLE tokenlease.buckets (
     revision               tokenlease.counter NOT NULL,
     expired_through        timestamptz NOT NULL DEFAULT '-infinity',
     next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
+    period_every           tokenlease.cadence,
+    period_time_zone       text COLLATE "C",
+    period_start           timestamptz,
+    period_end             timestamptz,
     closed_at              timestamptz,
     created_at             timestamptz NOT NULL,
     updated_at             timestamptz NOT NULL,
@@ -90,6 +96,7 @@ CREATE TABLE tokenlease.buckets (
         AND (owner_name IS NOT NULL OR declared_limit_tokens IS NULL)),
     CONSTRAINT buckets_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens),
     CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms),
+    CONSTRAINT buckets_period CHECK ((period_every IS NULL) = (period_time_zone IS NULL) AND period_end > period_start),
     CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
 ) WITH (fillfactor = 60);
 
@@ -142,6 +149,22 @@ CREATE TABLE tokenlease.leases (
 -- of the table yet might take it to find a lease by its request, and keep the plan.
 CREATE INDEX leases_expiry ON tokenlease.leases (bucket_key, expires_at) WHERE expires_at IS NOT NULL;
 CREATE UNIQUE INDEX leases_imported ON tokenlease.leases (bucket_key, lease_id) WHERE imported_at IS NOT NULL;
+
+-- Ended periods. A lease settles in the one that it was reserved in, under its
+-- bucket's lock. What was counted before a bucket's first period began at -infinity.
+CREATE TABLE tokenlease.periods (
+    bucket_key      tokenlease.bucket_key NOT NULL,
+    started_at      timestamptz NOT NULL,
+    ended_at        timestamptz NOT NULL,
+    limit_tokens    tokenlease.tokens NOT NULL,
+    used_tokens     tokenlease.tokens NOT NULL,
+    reserved_tokens tokenlease.tokens NOT NULL,
+    CONSTRAINT periods_pkey PRIMARY KEY (bucket_key, started_at),
+    CONSTRAINT periods_instants CHECK (ended_at > started_at),
+    CONSTRAINT periods_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens)
+);
+
+CREATE INDEX periods_live ON tokenlease.periods (bucket_key) WHERE reserved_tokens > 0;
 
 CREATE TABLE tokenlease.raises (
     bucket_key             text COLLATE "C" NOT NULL,
@@ -439,7 +462,7 @@ CREATE FUNCTION tokenlease.grant_runtime(runtime_role name) RETURNS void
     AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA tokenlease TO %I', runtime_role);
-    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, '
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, tokenlease.periods, '
         'tokenlease.approvals, tokenlease.operations TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT, UPDATE ON tokenlease.raises TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT ON tokenlease.audit TO %I', runtime_role);
