@@ -67,6 +67,9 @@ type bench struct {
 
 func newBench(ctx context.Context, o options) (_ *bench, err error) {
 	b := &bench{options: o, contenders: map[string]contender{}, report: newReport()}
+	b.report.setup = setup{
+		CPUs: runtime.NumCPU(), Platform: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH, Rounds: o.repeat, Window: o.window,
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close())
@@ -79,11 +82,19 @@ func newBench(ctx context.Context, o options) (_ *bench, err error) {
 	if b.admin, err = pgx.Connect(ctx, b.server.URL("postgres")); err != nil {
 		return nil, err
 	}
-	if err := b.admin.QueryRow(ctx, `SELECT current_setting('server_version')`).Scan(&b.report.PostgreSQL); err != nil {
+	rows, err := b.admin.Query(ctx, reportedSettings, []string{
+		"server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_level", "wal_sync_method", "wal_compression",
+		"wal_buffers", "max_wal_size", "commit_delay", "checkpoint_timeout", "shared_buffers", "max_connections",
+	})
+	if err != nil {
 		return nil, err
 	}
-	return b, nil
+	b.report.setup.PostgreSQL, err = pgx.CollectRows(rows, pgx.RowToStructByPos[setting])
+	return b, err
 }
+
+const reportedSettings = `
+SELECT name, current_setting(name) FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, place) ORDER BY place`
 
 // open makes a contender ready when it is first needed.
 func (b *bench) open(ctx context.Context, name string) (contender, error) {
@@ -109,7 +120,7 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	case rawWrites:
 		c, err = openRaw(ctx, url, b.report.batch())
 	case theRedis:
-		c, err = openRedis(ctx)
+		c, err = b.openRedis(ctx)
 	case withLeases:
 		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}}
 	}
@@ -117,6 +128,17 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	b.contenders[name] = c
+	return c, nil
+}
+
+func (b *bench) openRedis(ctx context.Context) (*redisContender, error) {
+	c, err := openRedis(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if b.report.setup.Redis, err = c.settings(ctx); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
 	return c, nil
 }
 
@@ -181,7 +203,7 @@ func (b *bench) measure(ctx context.Context, name string, l load) error {
 		return err
 	}
 	runtime.GC()
-	before, err := b.gauges(ctx)
+	before, err := b.gauges(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -189,29 +211,37 @@ func (b *bench) measure(ctx context.Context, name string, l load) error {
 	if err != nil {
 		return fmt.Errorf("%s at %s: %w", name, l, err)
 	}
-	after, err := b.gauges(ctx)
+	after, err := b.gauges(ctx, c)
 	if err != nil {
 		return err
 	}
 	s.addGauges(before, after, name)
-	b.report.add(name, l, s)
+	b.report.add(point{name, l}, s)
 	fmt.Fprintf(os.Stderr, "bench: %-10s %9s %9.0f operations/s, p50 %.2f ms\n", name, l, s.PerSecond, s.P50)
 	return nil
 }
 
 // gauges are what a measurement is the difference of.
 type gauges struct {
-	wal, transactions int64
-	allocated         uint64
+	wal, transactions, aof int64
+	allocated              uint64
 }
 
-func (b *bench) gauges(ctx context.Context) (g gauges, err error) {
+func (b *bench) gauges(ctx context.Context, c contender) (g gauges, err error) {
 	// Each transaction that writes has a number of its own, and the next one's is the
 	// end of a snapshot.
 	err = b.admin.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn,
 		pg_snapshot_xmax(pg_current_snapshot())::text::bigint`).Scan(&g.wal, &g.transactions)
+	if err != nil {
+		return g, err
+	}
+	if redis, ok := c.(*redisContender); ok {
+		if g.aof, err = redis.appended(ctx); err != nil {
+			return g, err
+		}
+	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	g.allocated = memory.TotalAlloc
-	return g, err
+	return g, nil
 }

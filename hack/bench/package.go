@@ -58,12 +58,38 @@ func openPackage(ctx context.Context, url string) (*packageContender, error) {
 
 func (c *packageContender) close() error { return nil }
 
-func (c *packageContender) prepare(context.Context, load, time.Duration) error { return nil }
-
-// measure uses new buckets each time: one that keeps leases gets slower with each.
-func (c *packageContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+// prepare opens new buckets each time: one that keeps leases gets slower with each.
+func (c *packageContender) prepare(ctx context.Context, l load, _ time.Duration) error {
 	c.round++
-	node := exec.CommandContext(ctx, c.node, "driver.mjs",
+	_, err := c.drive(ctx, "open", l, 0, 0)
+	return err
+}
+
+func (c *packageContender) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
+	output, err := c.drive(ctx, "spend", l, warmUp, window)
+	if err != nil {
+		return sample{}, err
+	}
+	var told struct {
+		// LatenciesMs are those of pairs that were under way within the window.
+		LatenciesMs []float64 `json:"latenciesMs"`
+		// InWindow counts operations within the window, Operations all of them.
+		InWindow   int64 `json:"inWindow"`
+		Operations int64 `json:"operations"`
+	}
+	if err := json.Unmarshal(output, &told); err != nil {
+		return sample{}, err
+	}
+	seen := tally{all: told.Operations, inWindow: told.InWindow}
+	for _, ms := range told.LatenciesMs {
+		seen.latencies = append(seen.latencies, time.Duration(ms*float64(time.Millisecond)))
+	}
+	return seen.sample(window), nil
+}
+
+// drive runs the driver to its end and returns what it printed.
+func (c *packageContender) drive(ctx context.Context, mode string, l load, warmUp, window time.Duration) ([]byte, error) {
+	node := exec.CommandContext(ctx, c.node, "driver.mjs", mode,
 		strconv.Itoa(l.callers), strconv.Itoa(l.buckets),
 		strconv.FormatInt(warmUp.Milliseconds(), 10), strconv.FormatInt(window.Milliseconds(), 10), strconv.Itoa(c.round))
 	node.Dir = c.dir
@@ -72,23 +98,7 @@ func (c *packageContender) measure(ctx context.Context, l load, warmUp, window t
 	node.Stderr = &stderr
 	output, err := node.Output()
 	if err != nil {
-		return sample{}, fmt.Errorf("%w: %s", err, stderr.Bytes())
+		return nil, fmt.Errorf("%w: %s", err, stderr.Bytes())
 	}
-	var told struct {
-		LatenciesMs []float64 `json:"latenciesMs"`
-		// InWindow counts operations after the warm-up, Operations all of them.
-		InWindow   float64 `json:"inWindow"`
-		Operations int64   `json:"operations"`
-	}
-	if err := json.Unmarshal(output, &told); err != nil {
-		return sample{}, err
-	}
-	latencies := make([]time.Duration, len(told.LatenciesMs))
-	for i, ms := range told.LatenciesMs {
-		latencies[i] = time.Duration(ms * float64(time.Millisecond))
-	}
-	s := sampleOf(latencies, window)
-	s.PerSecond = told.InWindow / window.Seconds()
-	s.operations = told.Operations
-	return s, nil
+	return output, nil
 }

@@ -71,26 +71,15 @@ func (c *raw) measure(ctx context.Context, _ load, warmUp, window time.Duration)
 	c.made = nil
 	started := time.Now()
 	begin, end := started.Add(warmUp), started.Add(warmUp+window)
-	var latencies []time.Duration
-	var operations int64
-	for {
-		asked := time.Now()
-		if asked.After(end) {
-			break
-		}
+	var seen tally
+	for asked := time.Now(); !asked.After(end); asked = time.Now() {
 		n, err := c.write(ctx)
 		if err != nil {
 			return sample{}, err
 		}
-		operations += int64(n)
-		if time.Now().After(begin) {
-			latencies = append(latencies, time.Since(asked))
-		}
+		seen.add(int64(n), asked, time.Now(), begin, end)
 	}
-	s := sampleOf(latencies, window)
-	s.PerSecond *= float64(c.batch) / 2
-	s.operations = operations
-	return s, nil
+	return seen.sample(window), nil
 }
 
 // write is one transaction.

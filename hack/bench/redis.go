@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -100,6 +101,46 @@ func (c *redisContender) close() error {
 		errs = append(errs, c.process.Kill())
 	}
 	return errors.Join(append(errs, c.dir.Remove())...)
+}
+
+// settings are those that say how durable its answers are, as it reports them.
+func (c *redisContender) settings(ctx context.Context) ([]setting, error) {
+	version, err := c.info(ctx, "server", "redis_version")
+	if err != nil {
+		return nil, err
+	}
+	all := []setting{{"redis_version", version}}
+	for _, name := range []string{"appendonly", "appendfsync"} {
+		values, err := c.client.ConfigGet(ctx, name).Result()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, setting{name, values[name]})
+	}
+	return all, nil
+}
+
+// appended is how many bytes its append-only file has.
+func (c *redisContender) appended(ctx context.Context) (int64, error) {
+	size, err := c.info(ctx, "persistence", "aof_current_size")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(size, 10, 64)
+}
+
+// info is one line of a section of what INFO answers.
+func (c *redisContender) info(ctx context.Context, section, name string) (string, error) {
+	text, err := c.client.Info(ctx, section).Result()
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(text) {
+		if value, found := strings.CutPrefix(line, name+":"); found {
+			return strings.TrimSpace(value), nil
+		}
+	}
+	return "", fmt.Errorf("INFO %s says nothing of %s", section, name)
 }
 
 func (c *redisContender) prepare(ctx context.Context, l load, _ time.Duration) error {

@@ -11,11 +11,10 @@ import (
 type comparison struct {
 	reference *npmPackage
 	stores    *stores
-	// explained counts the exchanges that a difference explains, operations all.
-	explained  map[string]int
-	operations int
-	// attempts makes the buckets of sequences that are run again new ones.
-	attempts int
+	// explained counts the exchanges that a difference explains, the others all that
+	// was compared to its end.
+	explained             map[string]int
+	sequences, operations int
 }
 
 // compare runs a sequence everywhere and describes the first difference that is not
@@ -34,7 +33,6 @@ func (c *comparison) compare(ctx context.Context, s sequence) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	c.operations += len(s.steps)
 	for i, step := range s.steps {
 		if inMemory, inPostgres := ours[0][i].String(), ours[1][i].String(); inMemory != inPostgres {
 			return fmt.Sprintf("step %d: memory answers\n  %s\npostgres\n  %s", i, inMemory, inPostgres), nil
@@ -49,6 +47,8 @@ func (c *comparison) compare(ctx context.Context, s sequence) (string, error) {
 		}
 		c.explained[subject]++
 	}
+	c.sequences++
+	c.operations += len(s.steps)
 	return "", nil
 }
 
@@ -61,50 +61,22 @@ func withInspections(s sequence) sequence {
 			keys = append(keys, step.bucket)
 		}
 	}
-	whole := sequence{settings: s.settings, steps: slices.Clone(s.steps)}
+	whole := sequence{place: s.place, settings: s.settings, steps: slices.Clone(s.steps)}
 	for _, key := range keys {
 		whole.steps = append(whole.steps, step{clock: last, verb: inspect, bucket: key, lease: -1})
 	}
 	return whole
 }
 
-// shrink leaves out steps for as long as a difference remains.
-func (c *comparison) shrink(ctx context.Context, s sequence, difference string) (sequence, string) {
-	for size := len(s.steps) / 2; size > 0; size /= 2 {
-		for from := 0; from+size <= len(s.steps) && len(s.steps) > size; {
-			smaller := c.renamed(s.without(from, from+size))
-			found, err := c.compare(ctx, smaller)
-			if err != nil || found == "" {
-				from += size
-				continue
-			}
-			s, difference = smaller, found
-		}
-	}
-	return s, difference
-}
-
-// renamed gives a sequence buckets that no earlier run has used.
-func (c *comparison) renamed(s sequence) sequence {
-	c.attempts++
-	again := sequence{settings: s.settings, steps: slices.Clone(s.steps)}
-	for i := range again.steps {
-		if key := again.steps[i].bucket; len(key) > 0 && key[0] == 's' {
-			again.steps[i].bucket = fmt.Sprintf("s%d-%s", c.attempts, key[1:])
-		}
-	}
-	return again
-}
-
 // report says what was compared, and refuses a difference that never showed: it would
 // be one that nobody needs any more.
-func (c *comparison) report(sequences int, seed int64) error {
+func (c *comparison) report(wanted extent, seed int64) error {
 	for _, subject := range slices.Sorted(maps.Keys(c.explained)) {
 		fmt.Printf("conformance: %d exchanges differ as meant: %s\n", c.explained[subject], subject)
 	}
-	if len(c.explained) < len(differences) && sequences >= 500 {
+	if len(c.explained) < len(differences) && c.sequences >= 500 {
 		return fmt.Errorf("of the differences that are meant (%s) some never showed", subjects())
 	}
-	fmt.Printf("conformance: %d sequences, %d operations, 0 unexplained differences (seed %d)\n", sequences, c.operations, seed)
-	return nil
+	fmt.Printf("conformance: %d sequences, %d operations, 0 unexplained differences (seed %d)\n", c.sequences, c.operations, seed)
+	return wanted.check(c.sequences, c.operations)
 }

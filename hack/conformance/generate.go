@@ -30,14 +30,14 @@ func generate(seed int64, n, steps int) sequence {
 		DefaultTTL: g.ttlOf(1, 60_000), MaxRecords: pick(g, []int64{3, 5, 10, 10_000}),
 	}
 	g.settings.MaxTTL = g.settings.DefaultTTL + g.ttlOf(0, 120_000)
-	prefix := fmt.Sprintf("s%d/", n)
+	prefix := fmt.Sprintf(generatedPlace, n)
 	g.buckets = []string{
 		prefix + "a", prefix + pick(g, []string{"b", "ключ", "emoji \U0001F600", `quote"back\slash`, "<&>\u2028\u2029", "é"}),
 	}
 	for range steps {
 		g.step(prefix)
 	}
-	return sequence{g.settings, g.steps}
+	return sequence{prefix, g.settings, g.steps}
 }
 
 func pick[T any](g *generator, from []T) T { return from[g.IntN(len(from))] }

@@ -18,6 +18,8 @@ import (
 	"time"
 )
 
+const mostSteps = 10_000
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -32,9 +34,11 @@ func run(ctx context.Context) (err error) {
 	sequences := flag.Int("sequences", 2_000, "how many sequences are run")
 	steps := flag.Int("steps", 28, "how many operations a sequence has")
 	flag.Parse()
-	if flag.NArg() > 0 || *sequences < 1 || *steps < 1 {
-		return errors.New("it takes flags only; -sequences and -steps are at least 1")
+	if flag.NArg() > 0 || *sequences < 1 || *sequences > mostPlaces || *steps < 1 || *steps > mostSteps {
+		return fmt.Errorf("it takes flags only; -sequences is 1 to %d, and -steps 1 to %d", mostPlaces, mostSteps)
 	}
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	fmt.Printf("conformance: seed %d\n", *seed)
 	reference, err := startPackage(ctx)
 	if err != nil {
@@ -54,12 +58,13 @@ func run(ctx context.Context) (err error) {
 			return err
 		}
 		if difference != "" {
-			small, difference := c.shrink(ctx, s, difference)
+			shrinker := shrinker{compare: c.compare}
+			small, difference := shrinker.shrink(ctx, s, difference)
 			return fmt.Errorf("sequence %d of seed %d differs: %s\n%s", i, *seed, difference, small)
 		}
 		if (i+1)%500 == 0 {
 			fmt.Printf("conformance: %d of %d sequences\n", i+1, *sequences)
 		}
 	}
-	return c.report(*sequences, *seed)
+	return c.report(extentOf(*sequences, *steps, given), *seed)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,10 +21,29 @@ const (
 	inspect     = "inspect"
 )
 
-// sequence is some operations on an empty ledger.
+// sequence is some operations on an empty ledger. Its buckets' keys have its place in
+// them, so that no other sequence meets them.
 type sequence struct {
+	place    string
 	settings ledger.ReservationSettings
 	steps    []step
+}
+
+// Places: a sequence is generated in one, and each time that it is run again it has
+// another. All are of one length, so a key at the longest that is allowed stays that.
+const (
+	generatedPlace = "s%07d/"
+	againPlace     = "r%07d/"
+	mostPlaces     = 10_000_000
+)
+
+// at is the sequence in another place, with keys as long as they were.
+func (s sequence) at(place string) sequence {
+	again := sequence{place: place, settings: s.settings, steps: slices.Clone(s.steps)}
+	for i := range again.steps {
+		again.steps[i].bucket = strings.ReplaceAll(again.steps[i].bucket, s.place, place)
+	}
+	return again
 }
 
 // step is one operation at an instant.
@@ -133,7 +153,7 @@ func (s sequence) String() string {
 
 // without leaves steps out; what referred to them refers to no lease.
 func (s sequence) without(from, to int) sequence {
-	smaller := sequence{settings: s.settings}
+	smaller := sequence{place: s.place, settings: s.settings}
 	for i, step := range s.steps {
 		switch {
 		case i >= from && i < to:

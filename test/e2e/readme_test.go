@@ -108,6 +108,24 @@ func readmeBlocks(t *testing.T, section string) []string {
 // the PATH and the test's namespace as the current one.
 func (in *installation) readmeShell(t *testing.T) func(block string) {
 	t.Helper()
+	config, err := os.ReadFile(in.plane.KubeconfigPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell := readerShell(t, filepath.Dir(in.plane.Kubectl()), map[string]string{
+		"kubeconfig": string(config), "run-time.url": in.db.runtimeURL, "owner.url": in.db.ownerURL,
+	})
+	shell("kubectl config set-context --current --namespace=" + in.namespace)
+	return func(block string) {
+		t.Helper()
+		shell(block)
+	}
+}
+
+// readerShell runs blocks for a reader who has files, the clone's config beside them,
+// and the programs of a directory. It returns what was answered so far.
+func readerShell(t *testing.T, programs string, files map[string]string) func(block string) string {
+	t.Helper()
 	home, err := newDir("reader")
 	if err != nil {
 		t.Fatal(err)
@@ -115,32 +133,25 @@ func (in *installation) readmeShell(t *testing.T) func(block string) {
 	if err := os.Symlink(filepath.Join(world.root, "config"), filepath.Join(home, "config")); err != nil {
 		t.Fatal(err)
 	}
-	config, err := os.ReadFile(in.plane.KubeconfigPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{
-		"kubeconfig": config, "run-time.url": []byte(in.db.runtimeURL), "owner.url": []byte(in.db.ownerURL),
-	} {
-		if err := os.WriteFile(filepath.Join(home, name), content, 0o600); err != nil {
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(home, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	shell := func(block string) {
+	return func(block string) string {
 		t.Helper()
 		output, err := runToEnd(t.Context(), process.Command{
 			Path: "/bin/sh", Args: []string{"-euc", block}, Dir: home, LogFile: filepath.Join(home, "output"),
 			Env: []string{
 				"HOME=" + home, "KUBECONFIG=" + filepath.Join(home, "kubeconfig"),
-				"PATH=" + filepath.Dir(in.plane.Kubectl()) + string(os.PathListSeparator) + os.Getenv("PATH"),
+				"PATH=" + programs + string(os.PathListSeparator) + os.Getenv("PATH"),
 			},
 		})
 		if err != nil {
 			t.Fatalf("%v\n%s\nanswers (with those before):\n%s", err, block, output)
 		}
+		return output
 	}
-	shell("kubectl config set-context --current --namespace=" + in.namespace)
-	return shell
 }
 
 // wantCRDs checks whether the operator's kinds are known to the API server.

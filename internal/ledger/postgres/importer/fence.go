@@ -31,6 +31,7 @@ BEGIN
 		bucket_key text PRIMARY KEY,
 		revision bigint NOT NULL,
 		move_id uuid NOT NULL DEFAULT gen_random_uuid(),
+		ledger_id text NOT NULL,
 		fenced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
 		imported_at timestamptz)', place);
 	EXECUTE format($function$
@@ -58,11 +59,11 @@ const (
 	// holdRow waits for whoever writes the row without the lock, and makes a writer
 	// fail whose snapshot is older than the fence. It changes nothing.
 	holdRow   = `UPDATE token_lease_buckets SET revision = revision WHERE bucket_key = $1`
-	putFence  = `INSERT INTO token_lease_moved (bucket_key, revision) VALUES ($1, $2) RETURNING move_id::text`
+	putFence  = `INSERT INTO token_lease_moved (bucket_key, revision, ledger_id) VALUES ($1, $2, $3) RETURNING move_id::text`
 	takeFence = `DELETE FROM token_lease_moved WHERE bucket_key = $1 AND imported_at IS NULL`
 	endMove   = `UPDATE token_lease_moved SET imported_at = clock_timestamp() WHERE bucket_key = $1 AND imported_at IS NULL`
 	fenceIs   = `SELECT to_regclass('token_lease_moved') IS NOT NULL`
-	readFence = `SELECT move_id::text, revision, fenced_at, imported_at IS NOT NULL FROM token_lease_moved WHERE bucket_key = $1`
+	readFence = `SELECT move_id::text, revision, ledger_id, fenced_at, imported_at IS NOT NULL FROM token_lease_moved WHERE bucket_key = $1`
 	listKeys  = `SELECT bucket_key FROM token_lease_buckets WHERE $1::text IS NULL OR bucket_key > $1
 		ORDER BY bucket_key LIMIT $2`
 )
@@ -71,6 +72,8 @@ const (
 type move struct {
 	id       string
 	revision int64
+	// ledger is the only one that the bucket may be written to; see ledgerID.
+	ledger   string
 	fencedAt time.Time
 	// imported is set once the ledger was known to have the bucket.
 	imported bool
@@ -87,7 +90,7 @@ func moveOf(ctx context.Context, source querier, key string) (m move, err error)
 	if err := source.QueryRow(ctx, fenceIs).Scan(&there); err != nil || !there {
 		return m, err
 	}
-	err = source.QueryRow(ctx, readFence, key).Scan(&m.id, &m.revision, &m.fencedAt, &m.imported)
+	err = source.QueryRow(ctx, readFence, key).Scan(&m.id, &m.revision, &m.ledger, &m.fencedAt, &m.imported)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return move{}, nil
 	}
@@ -101,9 +104,10 @@ func advisoryKeys(bucket string) (first, second int32) {
 }
 
 // fence reads a bucket under the package's own lock, has check look at it, and keeps
-// writers out from then on: those who waited for the lock, too. fresh tells that it
-// did so, and not an earlier run.
-func fence(ctx context.Context, source *pgx.Conn, key string, check func(*document, move) error) (d *document, m move, fresh bool, err error) {
+// writers out from then on: those who waited for the lock, too. It names the ledger
+// that the bucket goes to, before that can have it. fresh tells that it did so, and
+// not an earlier run.
+func fence(ctx context.Context, source *pgx.Conn, key, ledgerID string, check func(*document, move) error) (d *document, m move, fresh bool, err error) {
 	// Each statement must see what was committed while the one before it waited.
 	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 	err = pgx.BeginTxFunc(ctx, source, options, func(tx pgx.Tx) error {
@@ -125,8 +129,8 @@ func fence(ctx context.Context, source *pgx.Conn, key string, check func(*docume
 		if err := check(d, m); err != nil || m.id != "" {
 			return err
 		}
-		fresh, m.revision = true, d.revision
-		return tx.QueryRow(ctx, putFence, key, d.revision).Scan(&m.id)
+		fresh, m.revision, m.ledger = true, d.revision, ledgerID
+		return tx.QueryRow(ctx, putFence, key, d.revision, ledgerID).Scan(&m.id)
 	})
 	return d, m, fresh, err
 }
@@ -148,16 +152,23 @@ func read(ctx context.Context, source querier, key string) (*document, error) {
 	return d, nil
 }
 
-// checkMove refuses a bucket whose fence does not fit its row or the ledger.
-func (m move) check(d *document) error {
+// check refuses a bucket whose fence does not fit its row or the ledger.
+func (m move) check(d *document, ledgerID string) error {
 	switch {
 	case m.id == "":
 		return nil
 	case m.revision != d.revision:
 		return refuse("it was moved at revision %d, and its row is at %d now: somebody has written it past the fence; decide which one holds",
 			m.revision, d.revision)
+	case m.imported && m.ledger != ledgerID:
+		return refuse("it was moved to another ledger (%s) at %s", m.ledger, m.fencedAt.Format(time.RFC3339))
 	case m.imported:
-		return refuse("it was moved to another ledger at %s", m.fencedAt.Format(time.RFC3339))
+		return refuse("it was moved to this ledger at %s, which does not have it any more: bring it back from a backup of the ledger, "+
+			"or, to give up what was spent since, delete its row of token_lease_moved and import again", m.fencedAt.Format(time.RFC3339))
+	case m.ledger != ledgerID:
+		return refuse("its move to another ledger (%s; this one is %s) began at %s and may have come to its end: "+
+			"finish it by importing into that ledger; if that one does not have the bucket and never will, delete its row of token_lease_moved, and import here",
+			m.ledger, ledgerID, m.fencedAt.Format(time.RFC3339))
 	default:
 		return nil
 	}

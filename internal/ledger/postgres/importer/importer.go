@@ -3,10 +3,12 @@
 // a request which the package has seen is recognised here.
 //
 // Each bucket is moved in steps. First the package's writers are kept out, under the
-// package's own lock and for good; then the bucket is written here, in one
-// transaction, with the ID of the move as its operation; then the move is noted beside
-// the source as done. A run that ends in between is finished by the next one, since
-// the document cannot change any more. What cannot be moved as it is stays where it is.
+// package's own lock and for good, by a mark beside the source that names the ledger
+// which the bucket goes to; then the bucket is written there, in one transaction, with
+// the ID of the move as its operation; then the move is noted beside the source as
+// done. A run that ends in between is finished by the next one into the same ledger,
+// since the document cannot change any more, and refused into any other, where the
+// bucket would be spent twice. What cannot be moved as it is stays where it is.
 package importer
 
 import (
@@ -77,6 +79,7 @@ func refuse(format string, args ...any) error { return &refusal{fmt.Errorf(forma
 type run struct {
 	options        Options
 	source, target *pgx.Conn
+	ledgerID       string
 	summary        Summary
 }
 
@@ -93,6 +96,9 @@ func Run(ctx context.Context, o Options) (_ Summary, err error) {
 			return r.summary, fmt.Errorf("connect to the %s: %w", c.name, withoutURL(err))
 		}
 		defer func() { err = errors.Join(err, (*c.conn).Close(context.WithoutCancel(ctx))) }()
+	}
+	if err := r.target.QueryRow(ctx, ledgerID).Scan(&r.ledgerID); err != nil {
+		return r.summary, fmt.Errorf("tell the ledger from others: %w", err)
 	}
 	var there bool
 	if err := r.source.QueryRow(ctx, `SELECT to_regclass('token_lease_buckets') IS NOT NULL`).Scan(&there); err != nil {
@@ -181,7 +187,7 @@ func (r *run) move(ctx context.Context, key string) (*document, Outcome, error) 
 		}
 		return d, Imported, err
 	}
-	d, m, fresh, err := fence(ctx, r.source, key, check)
+	d, m, fresh, err := fence(ctx, r.source, key, r.ledgerID, check)
 	switch {
 	case errors.Is(err, errImported):
 		_, err := r.source.Exec(ctx, endMove, key)
@@ -205,7 +211,7 @@ func (r *run) check(ctx context.Context, d *document, m move) error {
 	if m.id != "" && imported == operationOf(m) && m.revision == d.revision {
 		return errImported
 	}
-	if err := m.check(d); err != nil {
+	if err := m.check(d, r.ledgerID); err != nil {
 		return err
 	}
 	if known {

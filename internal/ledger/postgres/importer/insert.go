@@ -10,6 +10,13 @@ import (
 )
 
 const (
+	// ledgerID tells a ledger from others: its database, by name and number, and its
+	// server's cluster. A copy that is restored elsewhere is another one; what such a
+	// copy has is known by the operation in its audit.
+	ledgerID = `
+SELECT format('database %s, %s of the PostgreSQL system %s', d.datname, d.oid, s.system_identifier)
+FROM pg_database AS d, pg_control_system() AS s WHERE d.datname = current_database()`
+
 	// targetOf answers the clock, whether the ledger knows a key, and by which
 	// operation it was imported.
 	targetOf = `

@@ -3,11 +3,14 @@ package importer
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/token-lease/operator/internal/ledger"
 )
 
 // Goal: a run that ended between its two steps is finished by the next one, and two
@@ -19,7 +22,7 @@ func TestInterruptedAndAtOnce(t *testing.T) {
 		p.put(fmt.Sprint("b", i), nil)
 	}
 	p.exec(createFence)
-	p.exec(`INSERT INTO token_lease_moved (bucket_key, revision) SELECT bucket_key, revision FROM token_lease_buckets LIMIT 5`)
+	p.fence("LIMIT 5")
 	var mutex sync.Mutex
 	var runs sync.WaitGroup
 	total := map[Outcome]int{}
@@ -41,6 +44,80 @@ func TestInterruptedAndAtOnce(t *testing.T) {
 	runs.Wait()
 	if total[Imported] != buckets || total[AlreadyImported] != 2*buckets {
 		t.Errorf("three runs at once: %v, want %d imported once", total, buckets)
+	}
+}
+
+// fence marks buckets as a run does that ends before it writes them.
+func (p *place) fence(which string) {
+	p.t.Helper()
+	conn, err := pgx.Connect(p.t.Context(), p.target)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	var id string
+	if err := conn.QueryRow(p.t.Context(), ledgerID).Scan(&id); err != nil {
+		p.t.Fatal(err)
+	}
+	p.exec(`INSERT INTO token_lease_moved (bucket_key, revision, ledger_id) SELECT bucket_key, revision, $1 FROM token_lease_buckets `+which, id)
+}
+
+// Goal: a move that was not confirmed beside the source is finished into the same
+// ledger and refused into another, where the bucket would be spent twice; who follows
+// the error's advice gets on. Method: one run that cannot write its confirmation, and
+// one that ended before it wrote the bucket; then another ledger.
+func TestLostConfirmation(t *testing.T) {
+	p, other := newPlace(t, true), newPlace(t, true)
+	p.put("written", nil)
+	p.exec(createFence)
+	p.exec(`
+		CREATE FUNCTION lose_confirmation() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'lost'; END $$;
+		CREATE TRIGGER lose BEFORE UPDATE ON token_lease_moved FOR EACH ROW EXECUTE FUNCTION lose_confirmation()`)
+	summary, reasons := p.run(nil)
+	if summary.Buckets[Failed] != 1 || !strings.Contains(reasons["written"], "lost") {
+		t.Fatalf("without the confirmation: %+v, %v", summary, reasons)
+	}
+	p.exec(`DROP TRIGGER lose ON token_lease_moved`)
+	p.put("not written", nil)
+	p.fence("WHERE bucket_key = 'not written'")
+
+	for _, dry := range []bool{true, false} {
+		summary, reasons = p.run(func(o *Options) { o.Target, o.DryRun = other.target, dry })
+		p.wantCounts(summary, 0, 0, 2)
+		for key, reason := range reasons {
+			if !strings.Contains(reason, "its move to another ledger (database ") || !strings.Contains(reason, "delete its row of token_lease_moved") {
+				t.Errorf("%s into another ledger: %q", key, reason)
+			}
+			if _, err := other.ledger.Inspect(t.Context(), key); !ledger.HasCode(err, ledger.CodeBucketNotFound) {
+				t.Errorf("%s in the other ledger: %v, want no bucket", key, err)
+			}
+		}
+	}
+	p.exec(`DELETE FROM token_lease_moved WHERE bucket_key = 'not written'`)
+	summary, _ = p.run(func(o *Options) { o.Target, o.Buckets = other.target, []string{"not written"} })
+	p.wantCounts(summary, 1, 0, 0)
+	summary, _ = p.run(func(o *Options) { o.Buckets = []string{"written"} })
+	p.wantCounts(summary, 0, 1, 0)
+	summary, reasons = p.run(func(o *Options) { o.Target = other.target })
+	p.wantCounts(summary, 0, 1, 1)
+	if !strings.Contains(reasons["written"], "it was moved to another ledger (database ") {
+		t.Errorf("once it is confirmed: %q", reasons["written"])
+	}
+}
+
+// Goal: a ledger that lost what it had, as one restored from an older backup, is not
+// given the bucket again unasked. Method: a confirmed move, and the ledger emptied.
+func TestLedgerThatLostIt(t *testing.T) {
+	p := newPlace(t, false)
+	p.put(bucketKey, nil)
+	summary, _ := p.run(nil)
+	p.wantCounts(summary, 1, 0, 0)
+	p.exec(`SET session_replication_role = replica`) // the audit can only grow otherwise
+	p.exec(`TRUNCATE tokenlease.buckets, tokenlease.leases, tokenlease.audit, tokenlease.raises`)
+	summary, reasons := p.run(nil)
+	p.wantCounts(summary, 0, 0, 1)
+	if !strings.Contains(reasons[bucketKey], "does not have it any more: bring it back") {
+		t.Errorf("%q", reasons[bucketKey])
 	}
 }
 
