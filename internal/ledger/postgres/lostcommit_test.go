@@ -105,7 +105,7 @@ func newLossy(t *testing.T, c committed) *lossy {
 	return &lossy{d, p, d.store(func(o *Options) {
 		o.ConnString = func(context.Context) (string, error) { return p.url, nil }
 		// They bound the wait for an answer that never comes.
-		o.LockTimeout, o.StatementTimeout = 100*time.Millisecond, 100*time.Millisecond
+		o.LockTimeout, o.StatementTimeout = 100*time.Millisecond, time.Second
 	})}
 }
 
