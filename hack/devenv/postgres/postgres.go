@@ -131,6 +131,15 @@ func (s *Server) create(ctx context.Context) (err error) {
 	if err := s.initialise(ctx, password); err != nil {
 		return err
 	}
+	if err := s.listen(ctx, password); err != nil {
+		return err
+	}
+	fmt.Fprintf(s.options.Log, "postgres: %s on %s\n", s.programs.version, s.base.Host)
+	return nil
+}
+
+// listen starts the server on a free port.
+func (s *Server) listen(ctx context.Context, password string) (err error) {
 	for range portAttempts {
 		if s.port, err = process.FreePort(); err != nil {
 			return err
@@ -146,11 +155,7 @@ func (s *Server) create(ctx context.Context) (err error) {
 			break
 		}
 	}
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(s.options.Log, "postgres: %s on %s\n", s.programs.version, s.base.Host)
-	return nil
+	return err
 }
 
 // initialise runs initdb.
@@ -170,22 +175,31 @@ func (s *Server) initialise(ctx context.Context, password string) error {
 	if s.options.NoFsync {
 		args = append(args, "--no-sync")
 	}
-	initdb, err := process.Start(process.Command{
-		Path: s.programs.initdb, Args: args, Dir: s.dir.Path,
-		LogFile: s.LogFile(), Credential: s.account.credential(),
-	})
+	initdb, err := s.run(ctx, s.programs.initdb, args)
 	if err != nil {
 		return err
-	}
-	select {
-	case <-initdb.Done():
-	case <-ctx.Done():
-		return errors.Join(ctx.Err(), initdb.Kill())
 	}
 	if _, err := os.Stat(filepath.Join(s.dataDir(), "PG_VERSION")); err != nil {
 		return fmt.Errorf("initdb failed: %s", initdb.LogTail())
 	}
 	return nil
+}
+
+// run runs a program of the installation to its end, as the server's account.
+func (s *Server) run(ctx context.Context, program string, args []string, env ...string) (*process.Process, error) {
+	started, err := process.Start(process.Command{
+		Path: program, Args: args, Env: env, Dir: s.dir.Path,
+		LogFile: s.LogFile(), Credential: s.account.credential(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-started.Done():
+		return started, nil
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), started.Kill())
+	}
 }
 
 // Given says that the server was given, not started here.

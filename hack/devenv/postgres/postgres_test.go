@@ -141,6 +141,45 @@ func startWithFsync(t *testing.T) *postgres.Server {
 	return server
 }
 
+// Goal: a standby has what its primary commits and cannot be written; it can take over,
+// and the old primary then follows it.
+func TestStandbyTakesOver(t *testing.T) {
+	first := postgrestest.Own(t)
+	write := func(server *postgres.Server, statement string) error {
+		_, err := connect(t, server.URL("postgres")).Exec(t.Context(), statement)
+		return err
+	}
+	if err := write(first, "CREATE TABLE kept AS SELECT 1 AS id"); err != nil {
+		t.Fatal(err)
+	}
+	second := postgrestest.Standby(t, first)
+	if err := write(first, "INSERT INTO kept VALUES (2)"); err != nil {
+		t.Fatal(err)
+	}
+	const readOnly = "25006"
+	if refusal := (*pgconn.PgError)(nil); !errors.As(write(second, "INSERT INTO kept VALUES (3)"), &refusal) || refusal.Code != readOnly {
+		t.Errorf("writing to the standby is answered with %v, want SQLSTATE %s", refusal, readOnly)
+	}
+	if err := first.Halt(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(second, "INSERT INTO kept VALUES (3)"); err != nil {
+		t.Error(err)
+	}
+	if got := read[int](t, connect(t, second.URL("postgres")), "SELECT count(*) FROM kept"); got != 3 {
+		t.Errorf("the new primary has %d rows, want 3", got)
+	}
+	if err := first.Follow(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	if !read[bool](t, connect(t, first.URL("postgres")), "SELECT pg_is_in_recovery()") {
+		t.Error("the old primary is none of the new one's standbys")
+	}
+}
+
 // Goal: each test has a database of its own, which goes with the test.
 func TestDatabasesAreIsolated(t *testing.T) {
 	server := postgrestest.Server(t)

@@ -483,30 +483,36 @@ func refusalWritesNothing(w *world) {
 	}
 }
 
-// Goal: a refused key is no final answer.
-// Method: 50 requests of which 10 fit; after the limit is raised 10 more do.
+// Goal: a refused key is no final answer, and a refusal counts for nothing.
+// Method: 50 requests of which 10 fit; the limit is raised for a while, and those that
+// were refused ask again with what they asked at first: 10 more fit.
 func refusedAttemptsBurnNoKeys(w *world) {
-	w.open(10)
+	w.declare(10)
 	requests := make([]ledger.Request, 50)
 	for i := range requests {
 		requests[i] = w.reservation(1)
 	}
-	count := func() (admitted int) {
+	ask := func(requests []ledger.Request) (refused []ledger.Request) {
 		for _, request := range requests {
-			if result := w.do(request)[0]; result.Err == nil {
-				admitted++
-			} else {
-				w.wantRefusal(result, ledger.CodeBudgetExceeded, nil)
+			if result := w.do(request)[0]; result.Err != nil {
+				w.wantRefusal(result, ledger.CodeBudgetExceeded, map[string]any{"availableTokens": int64(0)})
+				refused = append(refused, request)
 			}
 		}
-		return admitted
+		return refused
 	}
-	if got := count(); got != 10 {
-		w.Errorf("%d of 50 were admitted under a limit of 10", got)
+	refused := ask(requests)
+	if len(refused) != 40 {
+		w.Fatalf("%d of 50 were refused under a limit of 10", len(refused))
 	}
-	w.setLimit(10, 20)
-	if got := count(); got != 20 {
-		w.Errorf("%d of 50 were admitted or replayed under a limit of 20", got)
+	w.wantCounters(0, 10)
+	w.store(w.raiseFrom("raise-1", 0, time.Hour, to(20), func(r *ledger.StoreRaise) { r.Grant.NormalLimit = 10 }))
+	w.wantRaise("raise-1", ledger.RaiseActive, ledger.ReasonNone)
+	if got := len(refused) - len(ask(refused)); got != 10 {
+		w.Errorf("%d of those refused were admitted under a limit of 20, want 10", got)
+	}
+	if got := len(ask(requests)); got != 30 {
+		w.Errorf("%d of 50 were refused when all asked again, want 30: the others are replays", got)
 	}
 	w.wantCounters(0, 20)
 }

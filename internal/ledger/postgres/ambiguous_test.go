@@ -78,39 +78,6 @@ func (d *database) loseStandby() {
 	})
 }
 
-// Goal: a restore whose confirmation is lost again and again is never reported as
-// failed for good nor done twice. Method: all answers to COMMIT are lost for
-// one pass; then another pass runs.
-func TestRestoreNeverConfirmed(t *testing.T) {
-	for _, arrives := range []bool{true, false} {
-		d := newDatabase(t)
-		d.holdClock(start)
-		owner := testOwner()
-		direct := d.store(nil)
-		do(t, direct, declared(owner, 1, 100))
-		do(t, direct, raised("raise-1", owner, 100, 300, time.Minute, &start))
-		p := newProxy(d)
-		store := d.store(func(o *Options) { o.ConnString = func(context.Context) (string, error) { return p.url, nil } })
-		d.setClock(start.Add(time.Minute))
-		p.loseCommits(1000, arrives)
-		if swept, err := store.Sweep(t.Context(), ledger.SweepRequest{Limit: 10}); err == nil {
-			t.Errorf("arrives=%v: Sweep = %+v although no COMMIT was confirmed", arrives, swept)
-		}
-		p.hook(nil, nil)
-		swept, err := store.Sweep(t.Context(), ledger.SweepRequest{Limit: 10})
-		if err != nil || len(swept.Failed) != 0 || swept.NextIn >= 0 {
-			t.Errorf("arrives=%v: the next pass = %+v, %v", arrives, swept, err)
-		}
-		if limit := value[int64](d, `SELECT limit_tokens FROM tokenlease.buckets`); limit != 100 {
-			t.Errorf("arrives=%v: the limit is %d, want 100", arrives, limit)
-		}
-		if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE operation_id = 'raise-1:restore'`); n != 1 {
-			t.Errorf("arrives=%v: %d rows tell of the restore, want 1", arrives, n)
-		}
-		d.wantInvariants()
-	}
-}
-
 // Goal: a caller who gives up costs the others nothing. Method: one of two idle
 // connections waits for a lock until its caller's deadline; the other one stays.
 func TestImpatientCaller(t *testing.T) {

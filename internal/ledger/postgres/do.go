@@ -335,6 +335,9 @@ func (s *Store) attempt(ctx context.Context, limit int, groups []*group, run fun
 			g.undecide()
 		}
 		if !again || !pause(ctx, refusals+losses) {
+			if unknown && (f.certainty == disconnected || f.certainty == unreachable) {
+				return &failure{certainty: ambiguous, err: err}
+			}
 			return err
 		}
 	}

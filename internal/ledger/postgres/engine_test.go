@@ -20,12 +20,15 @@ func (e *engine) inLine(key string) int {
 	return 0
 }
 
-// awaitLockWait waits until a session of this database waits for a lock.
-func (d *database) awaitLockWait() {
+// awaitLockWaits waits until as many sessions of this database wait for a lock.
+func (d *database) awaitLockWaits(sessions int64) {
 	d.t.Helper()
-	eventually(d.t, "a session waiting for a lock", func() bool {
+	eventually(d.t, fmt.Sprintf("%d sessions waiting for a lock", sessions), func() bool {
+		// Within a transaction, the sessions that were there at the first look are all
+		// that is shown.
+		d.exec(`SELECT pg_stat_clear_snapshot()`)
 		return value[int64](d, `SELECT count(*) FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock'`) == 1
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`) == sessions
 	})
 }
 
@@ -54,7 +57,7 @@ func TestLockedBucketHoldsUpNobody(t *testing.T) {
 	const crowd = 64
 	for i := range crowd + 1 {
 		if i == 1 {
-			d.awaitLockWait()
+			d.awaitLockWaits(1)
 		}
 		callers.Go(func() {
 			result := ledger.New(store, nil).Do(ctx, ledger.Inspect{Key: bucketKey})[0]
@@ -238,7 +241,7 @@ func TestGivingUpWhileLocked(t *testing.T) {
 			t.Errorf("given up: %+v, want ledger_unavailable", result)
 		}
 	})
-	d.awaitLockWait()
+	d.awaitLockWaits(1)
 	reserve(t.Context(), "next", func(result ledger.Result) {
 		if result.Err != nil {
 			t.Errorf("the next one: %v", result.Err)
@@ -286,7 +289,7 @@ func TestCloseAnswersWhatWasTakenIn(t *testing.T) {
 	const crowd = 20
 	for i := range crowd + 1 {
 		if i == 1 {
-			d.awaitLockWait()
+			d.awaitLockWaits(1)
 		}
 		callers.Go(func() {
 			do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: fmt.Sprint(i), Fingerprint: "f", Tokens: 1})

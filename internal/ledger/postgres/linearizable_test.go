@@ -52,6 +52,13 @@ func TestLinearizable(t *testing.T) {
 	d.linearizable(d.url, nil)
 }
 
+// killOneAtWork ends one session of an application that is not idle, and counts it.
+const killOneAtWork = `
+SELECT count(pg_terminate_backend(pid)) FROM (
+	SELECT pid FROM pg_stat_activity
+	WHERE datname = current_database() AND application_name = $1 AND state <> 'idle'
+	ORDER BY random() LIMIT 1) AS one`
+
 // Goal: so it is while sessions are killed in the middle of what they do; nobody is
 // told of success that was lost, and nothing is done twice. Method: an administrator
 // who ends a session of the callers now and again.
@@ -68,10 +75,7 @@ func TestLinearizableWhileSessionsAreKilled(t *testing.T) {
 		// The pause is how often trouble comes; nothing is waited for.
 		for ticker := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-ticker.C {
 			var ended int
-			err := admin.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM (
-				SELECT pid FROM pg_stat_activity
-				WHERE datname = current_database() AND application_name = $1 AND state <> 'idle'
-				ORDER BY random() LIMIT 1) AS one`, DefaultApplicationName).Scan(&ended)
+			err := admin.QueryRow(ctx, killOneAtWork, DefaultApplicationName).Scan(&ended)
 			if err != nil && ctx.Err() == nil {
 				t.Error(err)
 				return

@@ -16,6 +16,8 @@ const (
 	forward verdict = iota
 	// sever closes the connection.
 	sever
+	// swallow keeps the piece, and the connection open.
+	swallow
 )
 
 // proxy stands between a store and its server, so that tests can break the
@@ -27,6 +29,8 @@ type proxy struct {
 	// fromClient and fromServer judge each piece before it is passed on; nil
 	// forwards it.
 	fromClient, fromServer func(piece []byte) verdict
+	// shut severs every connection, and every new one.
+	shut bool
 }
 
 // newProxy listens in front of the database's server.
@@ -49,6 +53,10 @@ func newProxy(d *database) *proxy {
 			client, err := listener.Accept()
 			if err != nil {
 				return
+			}
+			if p.isShut() {
+				client.Close()
+				continue
 			}
 			server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", address)
 			if err != nil {
@@ -76,6 +84,9 @@ func (p *proxy) pipe(from, to net.Conn, judge func() func([]byte) verdict) {
 		if hook != nil {
 			v = hook(buffer[:n])
 		}
+		if p.shut {
+			v = sever
+		}
 		p.mutex.Unlock()
 		if v == sever {
 			return
@@ -88,11 +99,17 @@ func (p *proxy) pipe(from, to net.Conn, judge func() func([]byte) verdict) {
 	}
 }
 
-// hook installs judges.
+// hook installs judges, and lets connections through again.
 func (p *proxy) hook(fromClient, fromServer func([]byte) verdict) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	p.fromClient, p.fromServer = fromClient, fromServer
+	p.fromClient, p.fromServer, p.shut = fromClient, fromServer, false
+}
+
+func (p *proxy) isShut() bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.shut
 }
 
 // COMMIT as the client sends it, and as the server answers it.
@@ -101,22 +118,46 @@ var (
 	commitAnswered = []byte("COMMIT\x00")
 )
 
-// loseCommits breaks the first n COMMITs: the answer is swallowed, so that the
-// transaction stands, or the request never arrives.
-func (p *proxy) loseCommits(n int, arrives bool) {
-	lose := func(marker []byte) func([]byte) verdict {
+// loss is a way in which a client is left without the answer to its COMMIT.
+type loss struct {
+	name string
+	// arrives says that the transaction stands: the server has had the COMMIT.
+	arrives bool
+	verdict verdict
+	// forGood lets nobody through from then on.
+	forGood bool
+}
+
+var (
+	answerCut       = loss{name: "the answer is cut off", arrives: true, verdict: sever}
+	answerSwallowed = loss{name: "the answer never comes", arrives: true, verdict: swallow}
+	requestCut      = loss{name: "COMMIT never arrives", verdict: sever}
+	serverGone      = loss{name: "the server is gone, with the answer", arrives: true, verdict: sever, forGood: true}
+	serverGoneFirst = loss{name: "the server is gone, before COMMIT arrives", verdict: sever, forGood: true}
+)
+
+// loseCommits lets the first n COMMITs be lost, and counts those that were.
+func (p *proxy) loseCommits(n int, how loss) (lost func() int) {
+	count := 0
+	judge := func(marker []byte) func([]byte) verdict {
 		return func(piece []byte) verdict {
-			if n == 0 || !bytes.Contains(piece, marker) {
+			if count == n || !bytes.Contains(piece, marker) {
 				return forward
 			}
-			n--
-			return sever
+			count++
+			p.shut = p.shut || how.forGood
+			return how.verdict
 		}
 	}
-	if arrives {
-		p.hook(nil, lose(commitAnswered))
+	if how.arrives {
+		p.hook(nil, judge(commitAnswered))
 	} else {
-		p.hook(lose(commitSent), nil)
+		p.hook(judge(commitSent), nil)
+	}
+	return func() int {
+		p.mutex.Lock()
+		defer p.mutex.Unlock()
+		return count
 	}
 }
 

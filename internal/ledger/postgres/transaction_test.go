@@ -120,65 +120,6 @@ func TestPoisonedBucket(t *testing.T) {
 	}
 }
 
-// Goal: a lost answer to COMMIT, or a COMMIT that never arrives, ends in one
-// effect and the right answer. Method: a proxy that breaks the connection there.
-func TestLostCommit(t *testing.T) {
-	for _, arrives := range []bool{true, false} {
-		t.Run(fmt.Sprintf("arrives=%v", arrives), func(t *testing.T) {
-			d := newDatabase(t)
-			d.holdClock(start)
-			owner := testOwner()
-			direct := d.store(nil)
-			do(t, direct, declared(owner, 1, 100))
-			do(t, direct, raised("raise-1", owner, 100, 300, time.Minute, &start))
-			p := newProxy(d)
-			store := d.store(func(o *Options) { o.ConnString = func(context.Context) (string, error) { return p.url, nil } })
-
-			p.loseCommits(1, arrives)
-			reserved := do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: "1", Fingerprint: "f", Tokens: 20})
-			if reserved.Snapshot.ReservedTokens != 20 || reserved.Snapshot.LeaseRecords != 1 {
-				t.Errorf("after the reservation: %+v", reserved.Snapshot)
-			}
-			d.setClock(start.Add(time.Minute))
-			p.loseCommits(1, arrives)
-			if _, err := store.Sweep(t.Context(), ledger.SweepRequest{Limit: 10}); err != nil {
-				t.Errorf("Sweep: %v", err)
-			}
-			p.loseCommits(1, arrives)
-			do(t, store, ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 200, OperationID: "op-1"})
-			if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE operation_id = 'raise-1:restore'`); n != 1 {
-				t.Errorf("%d rows tell of the restore, want 1", n)
-			}
-			if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE operation_id = 'op-1'`); n != 1 {
-				t.Errorf("%d rows tell of SetLimit, want 1", n)
-			}
-		})
-	}
-}
-
-// Goal: when the outcome cannot be found out, the caller learns that. Method: all
-// answers to COMMIT are lost; then the same request is repeated.
-func TestUnknownOutcome(t *testing.T) {
-	d := newDatabase(t)
-	direct := d.store(nil)
-	do(t, direct, ledger.OpenBucket{Key: bucketKey, Limit: 100})
-	p := newProxy(d)
-	store := d.store(func(o *Options) { o.ConnString = func(context.Context) (string, error) { return p.url, nil } })
-	p.loseCommits(1000, true)
-	request := ledger.SetLimit{Key: bucketKey, ExpectedLimit: 100, Limit: 200, OperationID: "op-1"}
-	result := ledger.New(store, nil).Do(t.Context(), request)[0]
-	if !ledger.HasCode(result.Err, ledger.CodeOutcomeUnknown) {
-		t.Fatalf("SetLimit = %v, want outcome_unknown", result.Err)
-	}
-	p.hook(nil, nil)
-	if limit := do(t, store, request).Snapshot.Limit; limit != 200 {
-		t.Errorf("repeated, the limit is %d, want 200", limit)
-	}
-	if n := value[int64](d, `SELECT count(*) FROM tokenlease.audit WHERE operation_id = 'op-1'`); n != 1 {
-		t.Errorf("%d rows tell of SetLimit, want 1", n)
-	}
-}
-
 // Goal: a backend that is ended from outside costs nothing but a repetition.
 // Method: the backend waits for a lock when it is terminated.
 func TestTerminatedBackend(t *testing.T) {

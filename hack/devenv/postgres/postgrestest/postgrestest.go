@@ -80,6 +80,25 @@ func Own(t testing.TB) *postgres.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stopAtEnd(t, server)
+	return server
+}
+
+// Standby starts a server for this test alone that follows another one of its own.
+func Standby(t testing.TB, primary *postgres.Server) *postgres.Server {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+	defer cancel()
+	server, err := primary.StartStandby(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, server)
+	return server
+}
+
+func stopAtEnd(t testing.TB, server *postgres.Server) {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
 		defer cancel()
@@ -87,7 +106,6 @@ func Own(t testing.TB) *postgres.Server {
 			t.Error(err)
 		}
 	})
-	return server
 }
 
 // NewDatabase makes an empty database on the shared server and returns its URL.
