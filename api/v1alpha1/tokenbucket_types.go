@@ -62,6 +62,46 @@ const (
 	SettlementPolicyRecordActual SettlementPolicy = "RecordActual"
 )
 
+// Cadence is how often a budget begins anew.
+//
+// +kubebuilder:validation:Enum=Hour;Day;Week;Month;Year
+type Cadence string
+
+// The cadences. All are of the calendar in the period's time zone.
+const (
+	CadenceHour  Cadence = "Hour"
+	CadenceDay   Cadence = "Day"
+	CadenceWeek  Cadence = "Week"
+	CadenceMonth Cadence = "Month"
+	CadenceYear  Cadence = "Year"
+)
+
+// Period says when a budget begins anew: used and reserved tokens start at 0.
+type Period struct {
+	// every is the length of a period: Hour, Day, Week (from Monday), Month or Year.
+	// +required
+	Every Cadence `json:"every,omitempty"`
+
+	// timeZone is the name of the calendar's time zone in the IANA database, such as
+	// Etc/UTC or Europe/Berlin. A day has 23 or 25 hours where its clocks change.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9][A-Za-z0-9_+-]*)*$`
+	TimeZone string `json:"timeZone,omitempty"`
+}
+
+// CurrentPeriod is the period that is running, by the ledger's clock.
+type CurrentPeriod struct {
+	// startedAt is when it began.
+	// +required
+	StartedAt metav1.Time `json:"startedAt,omitzero"`
+
+	// endsAt is when used and reserved tokens start at 0 again.
+	// +required
+	EndsAt metav1.Time `json:"endsAt,omitzero"`
+}
+
 // TokenBucketSpec is the budget that is asked for.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.bucketKey) == has(oldSelf.bucketKey) && (!has(self.bucketKey) || self.bucketKey == oldSelf.bucketKey)",message="bucketKey is immutable, it can be neither added, changed nor removed: create another TokenBucket instead",fieldPath=".bucketKey",reason=FieldValueForbidden
@@ -99,6 +139,12 @@ type TokenBucketSpec struct {
 	// key itself.
 	// +optional
 	ScopedKeyID Identifier `json:"scopedKeyID,omitempty"`
+
+	// period says when the budget begins anew. Without it that is never. A changed
+	// period counts from the end of the running one; what was used before a first
+	// period counts in it. A lease settles in the period in which it was reserved.
+	// +optional
+	Period *Period `json:"period,omitzero"`
 
 	// reservations bounds how long and how many reservations are kept.
 	// +optional
@@ -263,6 +309,11 @@ type TokenBucketStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	UsedPercent *int64 `json:"usedPercent,omitempty"`
 
+	// period is the running period, if spec.period asks for any. The figures above are
+	// those of this period.
+	// +optional
+	Period *CurrentPeriod `json:"period,omitempty"`
+
 	// activeRaise is the raise now in force, if there is one.
 	// +optional
 	ActiveRaise *ActiveRaise `json:"activeRaise,omitzero"`
@@ -316,6 +367,7 @@ type ActiveRaise struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Over-Limit",type=integer,priority=1,JSONPath=`.status.overLimitTokens`,description="Tokens used and reserved above the limit"
 // +kubebuilder:printcolumn:name="Used-Percent",type=integer,priority=1,JSONPath=`.status.usedPercent`
+// +kubebuilder:printcolumn:name="Period-Ends",type=string,priority=1,JSONPath=`.status.period.endsAt`,description="When the budget begins anew"
 // +kubebuilder:printcolumn:name="Pending-Raises",type=integer,priority=1,JSONPath=`.status.pendingRaises`
 // +kubebuilder:printcolumn:name="Bucket-Key",type=string,priority=1,JSONPath=`.status.bucketKey`,description="The key of the bucket in the ledger"
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name must be at most 63 characters long: choose a shorter name for the TokenBucket"

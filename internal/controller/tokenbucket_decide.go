@@ -48,6 +48,7 @@ func declareRequest(b *v1alpha1.TokenBucket, cluster string) *ledger.ApplyDeclar
 			Settings:       settingsOf(&b.Spec),
 			ConflictPolicy: conflictPolicyOf(b.Spec.ConflictPolicy),
 			Raises:         raisePolicyOf(b.Spec.Raises),
+			Period:         periodOf(b.Spec.Period),
 		},
 		ExpectExisting: wasDeclared(b),
 		Actor:          actorOf(b),
@@ -66,7 +67,7 @@ func saysItAll(s *ledger.Snapshot, shown int64, r *ledger.ApplyDeclared) bool {
 	}) &&
 		s.DeclaredGeneration == r.Generation && s.DeclaredLimit != nil && *s.DeclaredLimit == d.Limit &&
 		s.TenantID == d.TenantID && s.ScopedKeyID == d.ScopedKeyID &&
-		s.Settings == d.Settings && s.RaisePolicy == d.Raises &&
+		s.Settings == d.Settings && s.RaisePolicy == d.Raises && s.Period == d.Period &&
 		(s.BaseLimit == d.Limit || d.ConflictPolicy == ledger.ConflictReview)
 }
 
@@ -99,6 +100,13 @@ func settingsOf(spec *v1alpha1.TokenBucketSpec) ledger.ReservationSettings {
 		s.Settlement = ledger.SettlementRecordActual
 	}
 	return s
+}
+
+func periodOf(p *v1alpha1.Period) ledger.PeriodSpec {
+	if p == nil {
+		return ledger.PeriodSpec{}
+	}
+	return ledger.PeriodSpec{Every: ledger.Cadence(p.Every), TimeZone: p.TimeZone}
 }
 
 func conflictPolicyOf(p v1alpha1.ConflictPolicy) ledger.ConflictPolicy {

@@ -57,6 +57,10 @@ func showFigures(status *v1alpha1.TokenBucketStatus, s *ledger.Snapshot) {
 	if s.PendingRaises >= 0 && s.PendingRaises < math.MaxInt32 {
 		status.PendingRaises = ptr.To(int32(s.PendingRaises))
 	}
+	status.Period = nil
+	if p := s.CurrentPeriod; p != nil {
+		status.Period = &v1alpha1.CurrentPeriod{StartedAt: seconds(p.StartedAt), EndsAt: seconds(p.EndsAt)}
+	}
 	status.ActiveRaise = nil
 	if r := s.ActiveRaise; r != nil {
 		status.ActiveRaise = &v1alpha1.ActiveRaise{
@@ -121,6 +125,7 @@ func showBucketFailure(status *v1alpha1.TokenBucketStatus, c conditions, f *fail
 	}
 	status.Limit, status.UsedTokens, status.ReservedTokens, status.AvailableTokens = nil, nil, nil, nil
 	status.OverLimitTokens, status.UsedPercent, status.ActiveRaise, status.PendingRaises = nil, nil, nil, nil
+	status.Period = nil
 	for _, kind := range limitConditions {
 		c.set(kind, metav1.ConditionUnknown, f.reason, "The ledger does not hold the bucket.")
 	}
@@ -155,6 +160,10 @@ func onlyUsageDiffers(before, after *v1alpha1.TokenBucketStatus) bool {
 	masked.UsedTokens, masked.ReservedTokens = before.UsedTokens, before.ReservedTokens
 	masked.AvailableTokens, masked.UsedPercent = before.AvailableTokens, before.UsedPercent
 	masked.OverLimitTokens = before.OverLimitTokens
+	if before.Period != nil && after.Period != nil {
+		// All buckets of a time zone begin anew at one instant.
+		masked.Period = before.Period
+	}
 	return before.UsedTokens != nil && equality.Semantic.DeepEqual(before, masked)
 }
 

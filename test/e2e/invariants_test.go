@@ -54,11 +54,19 @@ var invariants = []invariant{
 	{"used, reserved and the number of leases are the sums over the leases", `
 		SELECT b.bucket_key, b.used_tokens, b.reserved_tokens, b.lease_records, l.*
 		FROM tokenlease.buckets AS b, LATERAL (
-			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used_by_leases,
-			       coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved_by_leases,
+			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) AS used_by_leases,
+			       coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved' AND current), 0) AS reserved_by_leases,
 			       count(*) AS leases
-			FROM tokenlease.leases WHERE bucket_key = b.bucket_key) AS l
+			FROM (SELECT *, period_start IS NOT DISTINCT FROM b.period_start AS current FROM tokenlease.leases) AS of_any_period
+			WHERE bucket_key = b.bucket_key) AS l
 		WHERE (b.used_tokens, b.reserved_tokens, b.lease_records) IS DISTINCT FROM (l.used_by_leases, l.reserved_by_leases, l.leases)`},
+	{"used and reserved of an ended period are the sums over the leases that were reserved in it", `
+		SELECT p.bucket_key, p.started_at, p.used_tokens, p.reserved_tokens, l.*
+		FROM tokenlease.periods AS p, LATERAL (
+			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used_by_leases,
+			       coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved_by_leases
+			FROM tokenlease.leases WHERE bucket_key = p.bucket_key AND coalesce(period_start, '-infinity') = p.started_at) AS l
+		WHERE (p.used_tokens, p.reserved_tokens) IS DISTINCT FROM (l.used_by_leases, l.reserved_by_leases)`},
 	{"audit rows are numbered without gaps, up to the bucket's own number", `
 		SELECT bucket_key, sequence, number FROM chain WHERE sequence <> number
 		UNION ALL
@@ -152,7 +160,8 @@ var invariants = []invariant{
 				WHEN o.settled_at IS NULL OR o.settled_at > l.created_at THEN o.reserved_tokens
 				WHEN o.state = 'committed' AND o.settled_at < l.created_at THEN o.actual_tokens
 				ELSE 0 END), 0) AS allocated
-			FROM tokenlease.leases AS o WHERE o.bucket_key = l.bucket_key AND o.created_at < l.created_at) AS s
+			FROM tokenlease.leases AS o
+			WHERE o.bucket_key = l.bucket_key AND o.period_start IS NOT DISTINCT FROM l.period_start AND o.created_at < l.created_at) AS s
 		CROSS JOIN LATERAL (
 			SELECT max(a.effective_limit_tokens) AS allowed FROM tokenlease.audit AS a
 			WHERE a.bucket_key = l.bucket_key AND a.recorded_at <= l.created_at AND a.recorded_at >= (
@@ -213,6 +222,7 @@ func TestInvariantsNotice(t *testing.T) {
 	for _, c := range []struct{ statement, broken string }{
 		{`UPDATE buckets SET used_tokens = used_tokens + 1`, "used, reserved and the number of leases"},
 		{`UPDATE buckets SET lease_records = lease_records + 1`, "used, reserved and the number of leases"},
+		{`INSERT INTO periods SELECT bucket_key, '-infinity', now(), 1, 5, 0 FROM buckets LIMIT 1`, "used and reserved of an ended period"},
 		{`DELETE FROM audit WHERE sequence = 2`, "audit rows are numbered"},
 		{`UPDATE audit SET recorded_at = recorded_at - interval '1 hour' WHERE sequence = 3`, "time does not run backwards"},
 		{`UPDATE audit SET event = 'BucketOpened' WHERE sequence = 3`, "a bucket is opened only"},
