@@ -319,9 +319,13 @@ func (f *failover) askOnAndOn() (stop func() (confirmed []string)) {
 			}
 		})
 	}
-	return func() (all []string) {
+	end := func() {
 		cancel()
 		asking.Wait()
+	}
+	f.t.Cleanup(end)
+	return func() (all []string) {
+		end()
 		for _, ids := range confirmed {
 			all = append(all, ids...)
 		}
