@@ -262,6 +262,8 @@ func unreachableReason(err error) string {
 		return "the connection string cannot be used"
 	case errors.Is(err, errRefusedRecently):
 		return errRefusedRecently.Error()
+	case errors.Is(err, pgconn.ErrStandbyConnection):
+		return "only a standby answered, which cannot be written"
 	case errors.Is(err, context.Canceled):
 		return "the caller gave up"
 	case errors.Is(err, context.DeadlineExceeded), pgconn.Timeout(err):

@@ -285,8 +285,8 @@ func (f *failover) wantUnavailable(when string) {
 		}
 	}
 	for name, err := range answers {
-		if !ledger.HasCode(err, ledger.CodeUnavailable) {
-			f.t.Errorf("while %s, %s is answered with %v, want ledger_unavailable", when, name, err)
+		if !ledger.HasCode(err, ledger.CodeUnavailable) || !strings.Contains(err.Error(), "standby") {
+			f.t.Errorf("while %s, %s is answered with %v, want ledger_unavailable that names the standby", when, name, err)
 		}
 	}
 }
@@ -319,9 +319,13 @@ func (f *failover) askOnAndOn() (stop func() (confirmed []string)) {
 			}
 		})
 	}
-	return func() (all []string) {
+	end := func() {
 		cancel()
 		asking.Wait()
+	}
+	f.t.Cleanup(end)
+	return func() (all []string) {
+		end()
 		for _, ids := range confirmed {
 			all = append(all, ids...)
 		}

@@ -47,9 +47,13 @@ func (d *database) watch(what, sql string) (stop func()) {
 			}
 		}
 	})
-	return func() {
+	end := func() {
 		cancel()
 		watching.Wait()
+	}
+	d.t.Cleanup(end)
+	return func() {
+		end()
 		if looks == 0 {
 			d.t.Error("nobody watched")
 		}

@@ -155,6 +155,7 @@ func TestKeysWithOneHash(t *testing.T) {
 func (d *database) waitFor(store *Store, request ledger.Request) <-chan struct{} {
 	d.t.Helper()
 	answered := make(chan struct{})
+	d.t.Cleanup(func() { <-answered })
 	go func() {
 		defer close(answered)
 		if result := ledger.New(store, nil).Do(d.t.Context(), request)[0]; result.Err != nil {
