@@ -222,7 +222,7 @@ func (u *unit) noteRefused(lease *Lease, tokens int64, reason Reason) {
 			u.audit(AuditRow{
 				Event: AuditCommitRefused, Outcome: OutcomeRefused, Reason: reason,
 				LeaseID: lease.ID, Tokens: pointer(tokens), RaiseID: lease.RaiseID, ScopedKeyID: lease.ScopedKeyID,
-				Actor: lease.Holder,
+				Actor: lease.Holder, PriorLimit: pointer(u.view.Bucket.Limit),
 			})
 		}
 	}
