@@ -41,6 +41,7 @@ const (
 	thePackage = "package"
 	byHand     = "for-update"
 	rawWrites  = "raw"
+	rawLookUps = "raw+look-ups"
 	theRedis   = "redis"
 	withLeases = "growth"
 )
@@ -101,7 +102,7 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	if c := b.contenders[name]; c != nil {
 		return c, nil
 	}
-	database := "bench_" + strings.ReplaceAll(name, "-", "_")
+	database := "bench_" + strings.NewReplacer("-", "_", "+", "_").Replace(name)
 	url := b.server.URL(database)
 	if name != theRedis && name != withLeases {
 		if err := b.server.CreateDatabase(ctx, database); err != nil {
@@ -118,7 +119,9 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	case thePackage:
 		c, err = openPackage(ctx, url)
 	case rawWrites:
-		c, err = openRaw(ctx, url, b.report.batch())
+		c, err = openRaw(ctx, url, b.report.batch(), false)
+	case rawLookUps:
+		c, err = openRaw(ctx, url, b.report.batch(), true)
 	case theRedis:
 		c, err = b.openRedis(ctx)
 	case withLeases:
@@ -174,6 +177,9 @@ func (b *bench) measureAll(ctx context.Context) error {
 			}
 			if l == hot {
 				if err := b.measure(ctx, rawWrites, l); err != nil {
+					return err
+				}
+				if err := b.measure(ctx, rawLookUps, l); err != nil {
 					return err
 				}
 			}

@@ -52,7 +52,7 @@ func (r *report) pointLine(p point) pointLine {
 	switch p.subject {
 	case withLeases:
 		l.Buckets, l.LeasesKept = 1, &p.load.buckets
-	case rawWrites: // It stands beside a load, and has one connection.
+	case rawWrites, rawLookUps: // It stands beside a load, and has one connection.
 		l.Callers = 1
 	}
 	middle, least, most := r.spread(p, perSecond)

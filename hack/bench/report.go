@@ -84,6 +84,7 @@ var ratioKinds = []struct {
 	{"hot256_vs_package", point{theLedger, hot}, point{thePackage, hot}, perSecond},
 	{"hot256_vs_for_update", point{theLedger, hot}, point{byHand, hot}, perSecond},
 	{"hot_share_of_raw", point{theLedger, hot}, point{rawWrites, hot}, perSecond},
+	{"hot_share_of_raw_with_lookups", point{theLedger, hot}, point{rawLookUps, hot}, perSecond},
 	{"spread256_vs_for_update", point{theLedger, spread}, point{byHand, spread}, perSecond},
 	{"hot256_vs_redis", point{theLedger, hot}, point{theRedis, hot}, perSecond},
 	{"lone_p50_vs_for_update", point{theLedger, lone}, point{byHand, lone}, p50},
@@ -127,7 +128,8 @@ const (
 		"none for the package, which runs in a process of its own that does not tell"
 	aboutBatch  = "operations for each transaction that wrote"
 	aboutRatios = "each round's ratio: their median, least and most"
-	aboutRaw    = "the ledger's rows, written by one connection at the ledger's batch size, without reading or deciding"
+	aboutRaw    = "the ledger's rows, written by one connection at the ledger's batch size, without reading or deciding; " +
+		"raw+look-ups: the same after locking the bucket and looking for the lease of each request, without which no repetition is recognised"
 )
 
 // print writes the table and, as the last line, the JSON.
