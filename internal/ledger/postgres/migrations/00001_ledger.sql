@@ -36,6 +36,12 @@ CREATE DOMAIN tokenlease.tokens AS bigint
     CONSTRAINT tokens_range CHECK (VALUE BETWEEN 0 AND 9007199254740991);
 CREATE DOMAIN tokenlease.counter AS bigint
     CONSTRAINT counter_range CHECK (VALUE >= 0);
+CREATE DOMAIN tokenlease.positive_tokens AS bigint
+    CONSTRAINT positive_tokens_range CHECK (VALUE BETWEEN 1 AND 9007199254740991);
+CREATE DOMAIN tokenlease.milliseconds AS bigint
+    CONSTRAINT milliseconds_positive CHECK (VALUE > 0);
+CREATE DOMAIN tokenlease.lease_state AS text COLLATE "C"
+    CONSTRAINT lease_state_value CHECK (VALUE IN ('reserved', 'committed', 'released', 'expired'));
 CREATE DOMAIN tokenlease.hash AS bytea
     CONSTRAINT hash_length CHECK (octet_length(VALUE) = 32);
 
@@ -70,8 +76,8 @@ CREATE TABLE tokenlease.buckets (
     declared_limit_tokens  tokenlease.tokens,
     declared_generation    tokenlease.counter NOT NULL,
     conflict_policy        tokenlease.conflict_policy,
-    default_ttl_ms         bigint NOT NULL,
-    max_ttl_ms             bigint NOT NULL,
+    default_ttl_ms         tokenlease.milliseconds NOT NULL,
+    max_ttl_ms             tokenlease.milliseconds NOT NULL,
     max_records            tokenlease.tokens NOT NULL,
     settlement_policy      tokenlease.settlement_policy NOT NULL DEFAULT 'Strict',
     raise_mode             tokenlease.raise_mode,
@@ -95,7 +101,7 @@ CREATE TABLE tokenlease.buckets (
     CONSTRAINT buckets_owner CHECK (num_nonnulls(owner_cluster, owner_namespace, owner_name, owner_uid, owner_created_at) IN (0, 5)
         AND (owner_name IS NOT NULL OR declared_limit_tokens IS NULL)),
     CONSTRAINT buckets_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens),
-    CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms),
+    CONSTRAINT buckets_settings CHECK (default_ttl_ms <= max_ttl_ms),
     CONSTRAINT buckets_period CHECK ((period_every IS NULL) = (period_time_zone IS NULL) AND period_end > period_start),
     CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
 ) WITH (fillfactor = 60);
@@ -117,10 +123,10 @@ CREATE TABLE tokenlease.leases (
     lease_id         tokenlease.lease_id NOT NULL,
     request_hash     tokenlease.hash NOT NULL,
     fingerprint_hash tokenlease.hash NOT NULL,
-    state            text COLLATE "C" NOT NULL,
-    reserved_tokens  tokenlease.tokens NOT NULL,
+    state            tokenlease.lease_state NOT NULL,
+    reserved_tokens  tokenlease.positive_tokens NOT NULL,
     actual_tokens    tokenlease.tokens,
-    ttl_ms           bigint NOT NULL,
+    ttl_ms           tokenlease.milliseconds NOT NULL,
     created_at       timestamptz NOT NULL,
     expires_at       timestamptz NOT NULL,
     settled_at       timestamptz,
@@ -134,13 +140,9 @@ CREATE TABLE tokenlease.leases (
     period_start     timestamptz,
     CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
     CONSTRAINT leases_refused CHECK ((refused_tokens IS NULL) = (refused_commits = 0)),
-    CONSTRAINT leases_state CHECK (
-        (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
-        OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
-        OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
-    CONSTRAINT leases_late CHECK (NOT late OR state = 'committed'),
-    CONSTRAINT leases_figures CHECK (reserved_tokens > 0 AND ttl_ms > 0 AND expires_at > created_at),
-    CONSTRAINT leases_settled_in_time CHECK (settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired' OR late))
+    CONSTRAINT leases_state CHECK ((settled_at IS NULL) = (state = 'reserved')
+        AND (actual_tokens IS NULL) = (state <> 'committed') AND (state = 'committed' OR NOT late)),
+    CONSTRAINT leases_settled_in_time CHECK (expires_at > created_at AND settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired' OR late))
 ) WITH (fillfactor = 60);
 
 -- What is overdue is found from where the bucket's last search ended, and pages of
