@@ -128,6 +128,8 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	}()
 	o.controllers.Ledger = ledger.New(store, metrics)
 
+	// Purging is nobody's request: how long it takes is no figure of theirs.
+	purger := sweeper.NewPurger(ledger.New(store, nil), metrics, log.WithName("purger"))
 	h := newHealth(partLedger, partControllers)
 	servers, err := o.listen(ctx, h, metrics, store)
 	if err != nil {
@@ -136,6 +138,10 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	parts := []func(context.Context) error{
 		func(ctx context.Context) error {
 			sweeper.New(store, metrics, log.WithName("sweeper")).Run(ctx)
+			return nil
+		},
+		func(ctx context.Context) error {
+			purger.Run(ctx)
 			return nil
 		},
 		func(ctx context.Context) error {

@@ -90,6 +90,8 @@ CREATE TABLE tokenlease.buckets (
     revision               tokenlease.counter NOT NULL,
     expired_through        timestamptz NOT NULL DEFAULT '-infinity',
     next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
+    retention_ms           tokenlease.counter NOT NULL DEFAULT 0,
+    purged_through         timestamptz,
     period_every           tokenlease.cadence,
     period_time_zone       text COLLATE "C",
     period_start           timestamptz,
@@ -164,6 +166,26 @@ CREATE TABLE tokenlease.periods (
     CONSTRAINT periods_pkey PRIMARY KEY (bucket_key, started_at),
     CONSTRAINT periods_instants CHECK (ended_at > started_at),
     CONSTRAINT periods_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens)
+);
+
+-- What leases have used that were purged, by what tells finance whose it was. '' stands
+-- for none, and -infinity for the time before the first period, so that the key is
+-- whole.
+CREATE TABLE tokenlease.rollups (
+    bucket_key       tokenlease.bucket_key NOT NULL,
+    period_start     timestamptz NOT NULL,
+    hour             timestamptz NOT NULL,
+    cluster          text COLLATE "C" NOT NULL,
+    namespace        text COLLATE "C" NOT NULL,
+    tenant_id        text COLLATE "C" NOT NULL,
+    scoped_key_id    text COLLATE "C" NOT NULL,
+    raise_id         text COLLATE "C" NOT NULL,
+    late             boolean NOT NULL,
+    used_tokens      tokenlease.counter NOT NULL,
+    committed_leases tokenlease.counter NOT NULL,
+    released_leases  tokenlease.counter NOT NULL,
+    expired_leases   tokenlease.counter NOT NULL,
+    CONSTRAINT rollups_pkey PRIMARY KEY (bucket_key, period_start, hour, cluster, namespace, tenant_id, scoped_key_id, raise_id, late)
 );
 
 CREATE INDEX periods_live ON tokenlease.periods (bucket_key) WHERE reserved_tokens > 0;
@@ -260,9 +282,14 @@ CREATE TABLE tokenlease.operations (
     message      text,
     details      jsonb,
     recorded_at  timestamptz NOT NULL,
+    -- An effect of a raise, which is remembered for good.
+    of_raise     boolean NOT NULL GENERATED ALWAYS AS (operation_id ~ ':(activate|restore|revoke|observe-activate|observe-restore)$') STORED,
     CONSTRAINT operations_pkey PRIMARY KEY (bucket_key, operation_id),
     CONSTRAINT operations_id_length CHECK (char_length(operation_id) BETWEEN 1 AND 512)
 );
+
+-- What is older than its bucket's retention is found by its age.
+CREATE INDEX operations_age ON tokenlease.operations (bucket_key, recorded_at) WHERE NOT of_raise;
 
 CREATE TABLE tokenlease.audit (
     bucket_key             text COLLATE "C" NOT NULL,
@@ -464,7 +491,7 @@ CREATE FUNCTION tokenlease.grant_runtime(runtime_role name) RETURNS void
     AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA tokenlease TO %I', runtime_role);
-    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, tokenlease.periods, '
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, tokenlease.periods, tokenlease.rollups, '
         'tokenlease.approvals, tokenlease.operations TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT, UPDATE ON tokenlease.raises TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT ON tokenlease.audit TO %I', runtime_role);
