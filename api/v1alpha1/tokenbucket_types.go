@@ -327,6 +327,12 @@ type TokenBucketStatus struct {
 	// +optional
 	ActiveRaise *ActiveRaise `json:"activeRaise,omitzero"`
 
+	// leaseRecords is how many leases are kept, settled ones included. At
+	// spec.reservations.maxRecords nothing more is admitted until some are purged.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	LeaseRecords *int64 `json:"leaseRecords,omitempty"`
+
 	// pendingRaises is how many raises are stored and wait for their start.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
