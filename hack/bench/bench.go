@@ -44,6 +44,7 @@ const (
 	rawLookUps = "raw+look-ups"
 	theRedis   = "redis"
 	withLeases = "growth"
+	withPurge  = "purge"
 )
 
 var hot, spread, lone = load{1, 256}, load{1000, 256}, load{1, 1}
@@ -104,7 +105,7 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	}
 	database := "bench_" + strings.NewReplacer("-", "_", "+", "_").Replace(name)
 	url := b.server.URL(database)
-	if name != theRedis && name != withLeases {
+	if name != theRedis && name != withLeases && name != withPurge {
 		if err := b.server.CreateDatabase(ctx, database); err != nil {
 			return nil, err
 		}
@@ -126,6 +127,8 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 		c, err = b.openRedis(ctx)
 	case withLeases:
 		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}}
+	case withPurge:
+		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}, purged: true}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -184,9 +187,14 @@ func (b *bench) measureAll(ctx context.Context) error {
 				}
 			}
 		}
-		for _, leases := range b.options.growth {
+		for i, leases := range b.options.growth {
 			if err := b.measure(ctx, withLeases, load{leases, hot.callers}); err != nil {
 				return err
+			}
+			if i == len(b.options.growth)-1 {
+				if err := b.measure(ctx, withPurge, load{leases, hot.callers}); err != nil {
+					return err
+				}
 			}
 		}
 	}

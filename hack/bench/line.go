@@ -50,7 +50,7 @@ func (r *report) pointLine(p point) pointLine {
 	}
 	l := pointLine{Subject: p.subject, Callers: p.load.callers, Buckets: p.load.buckets, Rounds: len(r.samples[p])}
 	switch p.subject {
-	case withLeases:
+	case withLeases, withPurge:
 		l.Buckets, l.LeasesKept = 1, &p.load.buckets
 	case rawWrites, rawLookUps: // It stands beside a load, and has one connection.
 		l.Callers = 1

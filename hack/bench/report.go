@@ -88,6 +88,7 @@ var ratioKinds = []struct {
 	{"spread256_vs_for_update", point{theLedger, spread}, point{byHand, spread}, perSecond},
 	{"hot256_vs_redis", point{theLedger, hot}, point{theRedis, hot}, perSecond},
 	{"lone_p50_vs_for_update", point{theLedger, lone}, point{byHand, lone}, p50},
+	{"purge_vs_none", point{withPurge, load{1_000_000, hot.callers}}, point{withLeases, load{1_000_000, hot.callers}}, perSecond},
 	{"growth_1m_vs_empty", point{withLeases, load{1_000_000, hot.callers}}, point{withLeases, load{0, hot.callers}}, perSecond},
 }
 
