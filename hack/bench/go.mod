@@ -6,7 +6,7 @@ replace github.com/token-lease/operator => ../..
 
 require (
 	github.com/go-logr/logr v1.4.4
-	github.com/jackc/pgx/v5 v5.13.0
+	github.com/jackc/pgx/v5 v5.12.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/token-lease/operator v0.0.0-00010101000000-000000000000
 )
