@@ -30,6 +30,10 @@ type managerOptions struct {
 	program string
 	// env are further variables as NAME=value.
 	env []string
+	// dataPlane serves workloads, with a certificate that the manager makes itself.
+	dataPlane bool
+	// args are further flags, which win over those that every manager gets.
+	args []string
 }
 
 // manager is one process of an installation.
@@ -37,6 +41,7 @@ type manager struct {
 	*process.Process
 	worker          string
 	metrics, health string // addresses
+	dataPlane       string // its address, if it is served
 	logFile         string
 }
 
@@ -68,7 +73,11 @@ func (in *installation) launch(t *testing.T, worker string, options managerOptio
 // begin starts a manager that the caller ends.
 func (in *installation) begin(worker string, options managerOptions) (*manager, error) {
 	m := &manager{worker: worker, logFile: filepath.Join(in.dir, worker+".log")}
-	for _, address := range []*string{&m.metrics, &m.health} {
+	addresses := []*string{&m.metrics, &m.health}
+	if options.dataPlane {
+		addresses = append(addresses, &m.dataPlane)
+	}
+	for _, address := range addresses {
 		port, err := process.FreePort()
 		if err != nil {
 			return nil, err
@@ -95,6 +104,10 @@ func (in *installation) begin(worker string, options managerOptions) (*manager, 
 	if in.clusterID != "" {
 		args = append(args, "--cluster-id="+in.clusterID)
 	}
+	if options.dataPlane {
+		args = append(args, "--data-plane-bind-address="+m.dataPlane, "--data-plane-self-signed")
+	}
+	args = append(args, options.args...)
 	started, err := process.Start(process.Command{
 		Path: options.program, Args: args, Env: options.env, LogFile: m.logFile,
 	})

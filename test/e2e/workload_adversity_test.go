@@ -1,0 +1,112 @@
+package e2e_test
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/token-lease/operator/client"
+)
+
+// Goal: while the API server is down nobody new is let in, and is told that it may be
+// repeated; who was let in goes on until what is known of it is too old, and from then on
+// is refused likewise, never let in unasked. Once it is back, all goes on by itself.
+func TestWorkloadWithoutAPIServer(t *testing.T) {
+	t.Parallel()
+	own := startOwnCluster(t)
+	in := installOn(t, own, world.postgres)
+	m := in.start(t, "manager-a", managerOptions{dataPlane: true})
+	in.workload(t, []*manager{m})
+	known := in.token(t, in.namespace, workloadName, workloadAudience)
+	fresh := in.token(t, in.namespace, workloadName, workloadAudience)
+	ask := func(token, key string) answer {
+		return m.post(t, token, "Reserve", about(in.namespace, bucketName, reserving(key, 1)))
+	}
+	ask(known, "before").wantOK(t, "before")
+	letIn := time.Now()
+	if err := own.plane.StopAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// A slow machine may have used the time up that an answer is kept; then nothing is
+	// to be seen here.
+	if got := ask(known, "known"); time.Since(letIn) < 25*time.Second && got.status != http.StatusOK {
+		t.Errorf("who is known: %d %s", got.status, got.body)
+	}
+	refused := ask(fresh, "fresh")
+	refused.want(t, "who is new", http.StatusServiceUnavailable, "review_unavailable")
+	if refused.header.Get("Retry-After") == "" {
+		t.Error("it is not told when to come back")
+	}
+	m.post(t, withClaim(t, known, "aud", []string{"else"}), "Reserve", about(in.namespace, bucketName, reserving("x", 1))).
+		want(t, "what needs no review", http.StatusUnauthorized, "unauthenticated")
+	waitFor(t, "what was known to be too old", func() (bool, string) {
+		got := ask(known, "known")
+		return got.status == http.StatusServiceUnavailable && got.code() == "review_unavailable", got.body
+	})
+	if held := time.Since(letIn); held > revokedBound {
+		t.Errorf("what was known was relied on for %s", held)
+	}
+	if err := own.plane.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for what, token := range map[string]string{"who was known": known, "who was new": fresh} {
+		waitFor(t, what+" to be let in again", func() (bool, string) {
+			got := ask(token, "after "+what)
+			return got.status == http.StatusOK, got.body
+		})
+	}
+}
+
+// Goal: a manager that is told to end in the middle of traffic answers what it has begun:
+// what a caller was told is in the ledger, and what it was not told is refused in a way
+// that a client repeats at another replica. It ends in time.
+func TestWorkloadsWhileManagerEnds(t *testing.T) {
+	t.Parallel()
+	in := install(t)
+	m := in.start(t, "manager-a", managerOptions{dataPlane: true})
+	bucket := in.workload(t, []*manager{m})
+	c := in.newClient(t, m, client.Retry{Attempts: 1})
+	const workers = 16
+	var reserved, committed atomic.Int64
+	busy := make(chan struct{}, workers)
+	var running sync.WaitGroup
+	for n := range workers {
+		running.Go(func() {
+			for i := 0; ; i++ {
+				lease, err := c.Reserve(t.Context(), client.Request{Bucket: bucket, Tokens: 2})
+				if err == nil {
+					reserved.Add(2)
+					if _, err = c.Commit(t.Context(), bucket, lease.ID, 1); err == nil {
+						committed.Add(1)
+						reserved.Add(-2)
+					}
+				}
+				if err != nil {
+					if !client.HasCode(err, client.CodeServerUnreachable) {
+						t.Errorf("worker %d: %v", n, err)
+					}
+					return
+				}
+				if i == 5 {
+					busy <- struct{}{}
+				}
+			}
+		})
+	}
+	for range workers {
+		select {
+		case <-busy:
+		case <-time.After(waitBound):
+			t.Fatal("the traffic does not begin")
+		}
+	}
+	m.terminate(t)
+	running.Wait()
+	used, left := in.db.tokens(t, in.key(bucketName))
+	if used != committed.Load() || left != reserved.Load() {
+		t.Errorf("used %d and reserved %d tokens, while callers were told %d and %d", used, left, committed.Load(), reserved.Load())
+	}
+	t.Logf("%d commits were answered before the end", committed.Load())
+}
