@@ -45,6 +45,7 @@ const (
 	theRedis   = "redis"
 	withLeases = "growth"
 	withPurge  = "purge"
+	dataPlane  = "data-plane"
 )
 
 var hot, spread, lone = load{1, 256}, load{1000, 256}, load{1, 1}
@@ -54,6 +55,7 @@ var loads = []struct {
 	loads []load
 }{
 	{theLedger, []load{lone, {1, 64}, hot, {1, 1024}, {1000, 64}, spread, {1000, 1024}}},
+	{dataPlane, []load{lone, {1, 64}, hot, {1, 1024}, spread, {1000, 1024}}},
 	{byHand, []load{lone, {1, 64}, hot, {1000, 64}, spread}},
 	{theRedis, []load{lone, {1, 64}, hot, {1, 1024}, spread}},
 	{thePackage, []load{lone, hot, spread}},
@@ -115,6 +117,8 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	switch name {
 	case theLedger:
 		c, err = openLedger(ctx, url)
+	case dataPlane:
+		c, err = openPlane(ctx, url)
 	case byHand:
 		c, err = openForUpdate(ctx, url)
 	case thePackage:

@@ -76,7 +76,7 @@ func (r *report) line() map[string]any {
 		"about": map[string]string{
 			"operations_per_second": aboutThroughput, "latency_ms": aboutLatency,
 			"wal_bytes_per_operation": aboutWAL, "aof_bytes_per_operation": aboutAOF,
-			"memory_bytes_per_operation": aboutMemory, "operations_per_transaction": aboutBatch, "ratio_ranges": aboutRatios, "raw": aboutRaw,
+			"memory_bytes_per_operation": aboutMemory, "operations_per_transaction": aboutBatch, "ratio_ranges": aboutRatios, "raw": aboutRaw, "data-plane": aboutPlane,
 		},
 	}
 	for _, ratio := range r.ratios() {
