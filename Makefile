@@ -21,6 +21,10 @@ CONFORMANCE_FLAGS ?=
 KUBECTL ?= kubectl
 REMOVE_TIMEOUT ?= 2m
 
+# Where the static program and the one file go.
+STATIC ?= bin/manager-static
+DIST ?= dist
+
 MODULES := . hack/bench hack/controlplane hack/tools
 # hack/controlplane has no code of its own: it only names the programs that it pins.
 LINTED := . hack/bench hack/tools
@@ -43,7 +47,7 @@ build: ## Build the manager into bin/.
 
 .PHONY: build-static
 build-static: ## Build the manager as it goes into an image: static, without paths of this machine.
-	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/manager-static ./cmd/manager
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(STATIC) ./cmd/manager
 
 .PHONY: demo
 demo: ## Show a raise from beginning to end, from nothing, and clean up.
@@ -93,8 +97,8 @@ verify: verify-generated verify-modules lint ## Check generated files, modules a
 
 .PHONY: build-installer
 build-installer: ## Write CRDs and operator into one file, dist/install.yaml.
-	mkdir -p dist
-	$(KUBECTL) kustomize config/installer >dist/install.yaml
+	mkdir -p $(DIST)
+	$(KUBECTL) kustomize config/installer >$(DIST)/install.yaml
 
 .PHONY: deploy
 deploy: ## Install or upgrade the operator in the current cluster; its Secrets come first.
