@@ -28,11 +28,13 @@ DIST ?= dist
 MODULES := . hack/bench hack/controlplane hack/tools
 # hack/controlplane has no code of its own: it only names the programs that it pins.
 LINTED := . hack/bench hack/tools
-GENERATED := ':(glob)**/zz_generated.*.go' config/crd/bases config/rbac/role.yaml
+GENERATED := ':(glob)**/zz_generated.*.go' ':(glob)proto/**/*.go' config/crd/bases config/rbac/role.yaml
 
 TOOLS := $(CURDIR)/bin/tools
 CONTROLLER_GEN := $(TOOLS)/controller-gen
 GOLANGCI_LINT := $(TOOLS)/golangci-lint
+BUF := $(TOOLS)/buf
+PROTOC_PLUGINS := $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go
 
 ##@ Everyday
 
@@ -81,13 +83,14 @@ bench-sweep: ## Measure how late raises are restored that are due together.
 	go test -timeout $(TEST_TIMEOUT) -run '^$$' -bench '$(RUN)' ./internal/sweeper/...
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) ## Run the linters.
+lint: $(GOLANGCI_LINT) $(BUF) ## Run the linters.
 	@for module in $(LINTED); do echo "golangci-lint: $$module"; \
 		(cd $$module && $(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml ./...); done
 	$(GOLANGCI_LINT) run --config .golangci-api.yml ./api/...
+	$(BUF) lint
 
 .PHONY: verify
-verify: verify-generated verify-modules lint ## Check generated files, modules and style.
+verify: verify-generated verify-modules verify-protocol lint ## Check generated files, modules and style.
 	go vet ./...
 	go vet -tags faultinjection ./...
 	go -C hack/tools vet ./...
@@ -115,10 +118,11 @@ undeploy: ## Remove the operator; CRDs and all objects stay.
 ##@ Upkeep
 
 .PHONY: generate
-generate: $(CONTROLLER_GEN) ## Write deep copies, CRDs and the manager's role.
+generate: $(CONTROLLER_GEN) $(BUF) $(PROTOC_PLUGINS) ## Write deep copies, CRDs, the manager's role and the protocol's code.
 	$(CONTROLLER_GEN) object paths=./api/...
 	$(CONTROLLER_GEN) crd paths=./api/... output:crd:artifacts:config=config/crd/bases
 	$(CONTROLLER_GEN) rbac:roleName=tokenlease-manager paths=./internal/controller/... paths=./cmd/manager/... output:rbac:artifacts:config=config/rbac
+	$(BUF) generate
 
 .PHONY: fmt
 fmt: $(GOLANGCI_LINT) ## Format the Go files.
@@ -148,6 +152,28 @@ verify-generated: generate
 .PHONY: verify-modules
 verify-modules:
 	@for module in $(MODULES); do echo "go mod tidy -diff: $$module"; go -C $$module mod tidy -diff; done
+
+# The protocol is compared with what is committed, and with what was so before the
+# last commit that changed it, since after a commit the first is no comparison.
+.PHONY: verify-protocol
+verify-protocol: $(BUF)
+	@for commit in HEAD $$(git log --max-count=2 --format=%H -- proto buf.yaml | sed -n 2p); do \
+		git cat-file -e $$commit:proto 2>/dev/null || continue; \
+		before=$$(mktemp -d); \
+		git archive $$commit proto buf.yaml | tar -x -C $$before; \
+		echo "buf breaking against $$commit"; \
+		$(BUF) breaking --against $$before || { rm -rf $$before; exit 1; }; \
+		rm -rf $$before; \
+	done
+
+$(BUF): hack/tools/go.mod hack/tools/go.sum
+	go -C hack/tools build -o $@ github.com/bufbuild/buf/cmd/buf
+
+$(TOOLS)/protoc-gen-go: hack/tools/go.mod hack/tools/go.sum
+	go -C hack/tools build -o $@ google.golang.org/protobuf/cmd/protoc-gen-go
+
+$(TOOLS)/protoc-gen-connect-go: hack/tools/go.mod hack/tools/go.sum
+	go -C hack/tools build -o $@ connectrpc.com/connect/cmd/protoc-gen-connect-go
 
 $(CONTROLLER_GEN): hack/tools/go.mod hack/tools/go.sum
 	go -C hack/tools build -o $@ sigs.k8s.io/controller-tools/cmd/controller-gen

@@ -15,6 +15,9 @@ const (
 	EventDeclaredLimitApplied = "DeclaredLimitApplied"
 	// EventLimitConflict: somebody else changed the limit in the ledger.
 	EventLimitConflict = "LimitConflict"
+	// EventNearRecordLimit: nearly as many leases are kept as maxRecords allows, after
+	// which nothing more is admitted.
+	EventNearRecordLimit = "NearRecordLimit"
 	// EventOverLimit: used and reserved tokens are above the limit.
 	EventOverLimit = "OverLimit"
 	// EventWithinLimit: used and reserved tokens fit the limit again.

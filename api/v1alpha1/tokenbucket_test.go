@@ -29,7 +29,12 @@ func TestTokenBucketRefusals(t *testing.T) {
 		{"fractional limit", `{limit: 1.5}`, []string{"spec.limit", "integer"}},
 		{"limit as text", `{limit: "120000"}`, []string{"spec.limit", "integer"}},
 		{"unknown field", `{limit: 1, perod: 3}`, []string{"unknown field", "spec.perod"}},
-		{"field of a later step", `{limit: 1, period: {every: Hour}}`, []string{"unknown field", "spec.period"}},
+		{"field that there is not", `{limit: 1, parent: {name: team}}`, []string{"unknown field", "spec.parent"}},
+		{"period without a time zone", `{limit: 1, period: {every: Hour}}`, []string{"spec.period.timeZone", "Required"}},
+		{"period of another length", `{limit: 1, period: {every: Minute, timeZone: Etc/UTC}}`, []string{"spec.period.every", `"Hour"`}},
+		{"time zone that is none", `{limit: 1, period: {every: Day, timeZone: "../etc"}}`, []string{"spec.period.timeZone"}},
+		{"settlement policy that there is not", `{limit: 1, settlementPolicy: Lenient}`, []string{"spec.settlementPolicy", `"RecordActual"`}},
+		{"retention of nothing", `{limit: 1, reservations: {retentionDays: 0}}`, []string{"spec.reservations.retentionDays", "greater than or equal to 1"}},
 		{"empty key", `{limit: 1, bucketKey: ""}`, []string{"spec.bucketKey", "at least 1"}},
 		{"key too long", `{limit: 1, bucketKey: ` + strings.Repeat("k", 201) + `}`, []string{"spec.bucketKey", "200"}},
 		{"key too long in UTF-16", `{limit: 1, bucketKey: "` + strings.Repeat("\U0001F600", 101) + `"}`, []string{"spec.bucketKey", "200 UTF-16 units"}},
@@ -193,10 +198,11 @@ func TestTokenBucketDefaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := v1alpha1.TokenBucketSpec{
-				Limit:          7,
-				Reservations:   v1alpha1.ReservationPolicy{DefaultTTLSeconds: 60, MaxTTLSeconds: 3600},
-				ConflictPolicy: v1alpha1.ConflictPolicyReview,
-				DeletionPolicy: v1alpha1.DeletionPolicyRetain,
+				Limit:            7,
+				Reservations:     v1alpha1.ReservationPolicy{DefaultTTLSeconds: 60, MaxTTLSeconds: 3600, RetentionDays: 30},
+				SettlementPolicy: v1alpha1.SettlementPolicyStrict,
+				ConflictPolicy:   v1alpha1.ConflictPolicyReview,
+				DeletionPolicy:   v1alpha1.DeletionPolicyRetain,
 			}
 			if stored.Spec != want {
 				t.Errorf("stored %+v, want %+v", stored.Spec, want)

@@ -148,7 +148,7 @@ type TokenBucketSpec struct {
 
 	// reservations bounds how long and how many reservations are kept.
 	// +optional
-	// +kubebuilder:default={defaultTTLSeconds: 60, maxTTLSeconds: 3600}
+	// +kubebuilder:default={defaultTTLSeconds: 60, maxTTLSeconds: 3600, retentionDays: 30}
 	Reservations ReservationPolicy `json:"reservations,omitempty,omitzero"`
 
 	// settlementPolicy says what a commit does with tokens that were spent and do not
@@ -207,6 +207,15 @@ type ReservationPolicy struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000000
 	MaxRecords int32 `json:"maxRecords,omitempty"`
+
+	// retentionDays is how many days a lease is kept after it was settled and its
+	// expiry has passed, 1 to 3650. As long a request that is repeated is recognised.
+	// What a lease has used stays known after that, by hour, tenant, key and raise.
+	// +optional
+	// +kubebuilder:default=30
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3650
+	RetentionDays int32 `json:"retentionDays,omitempty"`
 }
 
 // RaisePolicy bounds the temporary raises of one bucket. It is checked when a
@@ -317,6 +326,12 @@ type TokenBucketStatus struct {
 	// activeRaise is the raise now in force, if there is one.
 	// +optional
 	ActiveRaise *ActiveRaise `json:"activeRaise,omitzero"`
+
+	// leaseRecords is how many leases are kept, settled ones included. At
+	// spec.reservations.maxRecords nothing more is admitted until some are purged.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	LeaseRecords *int64 `json:"leaseRecords,omitempty"`
 
 	// pendingRaises is how many raises are stored and wait for their start.
 	// +optional

@@ -382,6 +382,11 @@ func (in *TokenBucketStatus) DeepCopyInto(out *TokenBucketStatus) {
 		*out = new(ActiveRaise)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.LeaseRecords != nil {
+		in, out := &in.LeaseRecords, &out.LeaseRecords
+		*out = new(int64)
+		**out = **in
+	}
 	if in.PendingRaises != nil {
 		in, out := &in.PendingRaises, &out.PendingRaises
 		*out = new(int32)

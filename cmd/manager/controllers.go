@@ -119,7 +119,7 @@ func runControllersOnce(ctx context.Context, restConfig *rest.Config, o runOptio
 	}
 	options := o.controllers
 	if options.ClusterID == "" {
-		if options.ClusterID, err = clusterID(ctx, restConfig, scheme); err != nil {
+		if options.ClusterID, err = askClusterID(ctx, restConfig, scheme); err != nil {
 			return err
 		}
 	}
@@ -141,9 +141,9 @@ func runControllersOnce(ctx context.Context, restConfig *rest.Config, o runOptio
 
 // +kubebuilder:rbac:groups="",resources=namespaces,resourceNames=kube-system,verbs=get
 
-// clusterID is what tells this cluster's objects from another's on the same
+// askClusterID asks for what tells this cluster's objects from another's on the same
 // ledger: the UID of a namespace that every cluster has and nobody re-creates.
-func clusterID(ctx context.Context, restConfig *rest.Config, scheme *runtime.Scheme) (string, error) {
+func askClusterID(ctx context.Context, restConfig *rest.Config, scheme *runtime.Scheme) (string, error) {
 	reader, err := client.New(restConfig, client.Options{Scheme: scheme})
 	if err != nil {
 		return "", fmt.Errorf("reach the API server: %w", err)

@@ -27,7 +27,7 @@ Usage:
   manager <command> [flags]
 
 Commands:
-  run       run the operator: sweeper, metrics, health and controllers
+  run       run the operator: data plane, sweeper, metrics, health and controllers
   migrate   bring the ledger's schema up to date; safe to repeat
   import    bring buckets over from the npm package token-lease; safe to repeat
   version   print the version

@@ -44,6 +44,7 @@ type runOptions struct {
 	worker            string
 	trustedNamespaces string
 	leaderElection    leaderElection
+	dataPlane         dataPlane
 	controllers       controller.Options
 	ledger            postgres.Options
 	log               zap.Options
@@ -68,6 +69,7 @@ func (o *runOptions) bind(fs *flag.FlagSet) {
 		"How long the database keeps a ledger transaction open for a process that has stopped, and with it the bucket's lock.")
 	fs.IntVar(&o.ledger.MaxConnections, "ledger-max-connections", 10, "Connections to the database, at most. Four of them are kept for reads, the sweeper and health.")
 	o.leaderElection.bind(fs)
+	o.dataPlane.bind(fs)
 	// Errors say what happened; a stack of this process's own loops adds nothing.
 	o.log.StacktraceLevel = zapcore.PanicLevel
 	o.log.TimeEncoder = zapcore.RFC3339NanoTimeEncoder
@@ -128,14 +130,25 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	}()
 	o.controllers.Ledger = ledger.New(store, metrics)
 
+	// Purging is nobody's request: how long it takes is no figure of theirs.
+	purger := sweeper.NewPurger(ledger.New(store, nil), metrics, log.WithName("purger"))
 	h := newHealth(partLedger, partControllers)
-	servers, err := o.listen(ctx, h, metrics, store)
+	served := telemetry.NewDataPlane()
+	servers, err := o.listen(ctx, h, []prometheus.Collector{metrics, telemetry.NewPastExpiry(store), served})
+	if err != nil {
+		return err
+	}
+	workloads, err := o.dataPlane.parts(ctx, restConfig, o.controllers.ClusterID, o.controllers.Ledger, served, log.WithName("dataplane"))
 	if err != nil {
 		return err
 	}
 	parts := []func(context.Context) error{
 		func(ctx context.Context) error {
 			sweeper.New(store, metrics, log.WithName("sweeper")).Run(ctx)
+			return nil
+		},
+		func(ctx context.Context) error {
+			purger.Run(ctx)
 			return nil
 		},
 		func(ctx context.Context) error {
@@ -150,6 +163,7 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	for _, s := range servers {
 		parts = append(parts, s.serve)
 	}
+	parts = append(parts, workloads...)
 	log.Info("started", "version", version(), "worker", o.worker)
 	err = together(ctx, h.stop, parts...)
 	log.Info("stopped")
@@ -157,10 +171,12 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 }
 
 // listen binds the process's endpoints.
-func (o *runOptions) listen(ctx context.Context, h *health, metrics *telemetry.Metrics, store ledger.Store) ([]*server, error) {
+func (o *runOptions) listen(ctx context.Context, h *health, collectors []prometheus.Collector) ([]*server, error) {
 	registry := prometheus.NewRegistry()
-	if err := errors.Join(registry.Register(metrics), registry.Register(telemetry.NewPastExpiry(store))); err != nil {
-		return nil, fmt.Errorf("register metrics: %w", err)
+	for _, c := range collectors {
+		if err := registry.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
 	}
 	metricsMux := http.NewServeMux()
 	metricsMux.Handle("GET /metrics", promhttp.HandlerFor(

@@ -62,6 +62,9 @@ func (o *runOptions) validate(ctx context.Context) error {
 			o.controllers.TrustedNamespaces = append(o.controllers.TrustedNamespaces, ns)
 		}
 	}
+	if err := o.dataPlane.validate(); err != nil {
+		return err
+	}
 	return o.leaderElection.validate()
 }
 

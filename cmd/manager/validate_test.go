@@ -41,6 +41,13 @@ func TestCommandLine(t *testing.T) {
 			elect("--leader-election-lease-duration=900ms", "--leader-election-renew-deadline=800ms", "--leader-election-retry-period=100ms"),
 			"must be at least 1s",
 		},
+		{elect("--data-plane-bind-address=:8443"), "the data plane needs --data-plane-tls-cert-file"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-tls-cert-file=a"), "belong together"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-tls-cert-file=a", "--data-plane-tls-key-file=b", "--data-plane-self-signed"), "exclude each other"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-audience="), "--data-plane-audience must have"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-request-timeout=2m"), "--data-plane-request-timeout must lie between 100ms and 1m"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-max-requests=1"), "--data-plane-max-requests must be at least 2"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-max-connections=0"), "--data-plane-max-connections must be at least 2"},
 		{[]string{"migrate", "--no-such-flag"}, "no-such-flag"},
 	} {
 		var stderr bytes.Buffer
@@ -63,6 +70,9 @@ func TestCommandLineThatWorks(t *testing.T) {
 	}{
 		{true, nil},
 		{false, []string{"--leader-elect=false"}},
+		{true, []string{"--data-plane-bind-address=:8443", "--data-plane-tls-cert-file=a", "--data-plane-tls-key-file=b"}},
+		{true, []string{"--data-plane-bind-address=:8443", "--data-plane-self-signed"}},
+		{true, []string{"--data-plane-bind-address=0", "--data-plane-audience="}}, // what is off needs no sense
 		{false, []string{"--leader-election-namespace=there", "--ledger-max-connections=1000", "--cluster-id=" + strings.Repeat("x", 253)}},
 		{false, []string{"--leader-elect=false", "--leader-election-retry-period=1h", "--ledger-max-connections=6"}},
 	} {

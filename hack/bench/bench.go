@@ -41,8 +41,11 @@ const (
 	thePackage = "package"
 	byHand     = "for-update"
 	rawWrites  = "raw"
+	rawLookUps = "raw+look-ups"
 	theRedis   = "redis"
 	withLeases = "growth"
+	withPurge  = "purge"
+	dataPlane  = "data-plane"
 )
 
 var hot, spread, lone = load{1, 256}, load{1000, 256}, load{1, 1}
@@ -52,6 +55,7 @@ var loads = []struct {
 	loads []load
 }{
 	{theLedger, []load{lone, {1, 64}, hot, {1, 1024}, {1000, 64}, spread, {1000, 1024}}},
+	{dataPlane, []load{lone, {1, 64}, hot, {1, 1024}, spread, {1000, 1024}}},
 	{byHand, []load{lone, {1, 64}, hot, {1000, 64}, spread}},
 	{theRedis, []load{lone, {1, 64}, hot, {1, 1024}, spread}},
 	{thePackage, []load{lone, hot, spread}},
@@ -101,9 +105,9 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	if c := b.contenders[name]; c != nil {
 		return c, nil
 	}
-	database := "bench_" + strings.ReplaceAll(name, "-", "_")
+	database := "bench_" + strings.NewReplacer("-", "_", "+", "_").Replace(name)
 	url := b.server.URL(database)
-	if name != theRedis && name != withLeases {
+	if name != theRedis && name != withLeases && name != withPurge {
 		if err := b.server.CreateDatabase(ctx, database); err != nil {
 			return nil, err
 		}
@@ -113,16 +117,22 @@ func (b *bench) open(ctx context.Context, name string) (contender, error) {
 	switch name {
 	case theLedger:
 		c, err = openLedger(ctx, url)
+	case dataPlane:
+		c, err = openPlane(ctx, url)
 	case byHand:
 		c, err = openForUpdate(ctx, url)
 	case thePackage:
 		c, err = openPackage(ctx, url)
 	case rawWrites:
-		c, err = openRaw(ctx, url, b.report.batch())
+		c, err = openRaw(ctx, url, b.report.batch(), false)
+	case rawLookUps:
+		c, err = openRaw(ctx, url, b.report.batch(), true)
 	case theRedis:
 		c, err = b.openRedis(ctx)
 	case withLeases:
 		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}}
+	case withPurge:
+		c = &growth{server: b.server, sizes: map[int]*ledgerContender{}, purged: true}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -176,11 +186,19 @@ func (b *bench) measureAll(ctx context.Context) error {
 				if err := b.measure(ctx, rawWrites, l); err != nil {
 					return err
 				}
+				if err := b.measure(ctx, rawLookUps, l); err != nil {
+					return err
+				}
 			}
 		}
-		for _, leases := range b.options.growth {
+		for i, leases := range b.options.growth {
 			if err := b.measure(ctx, withLeases, load{leases, hot.callers}); err != nil {
 				return err
+			}
+			if i == len(b.options.growth)-1 {
+				if err := b.measure(ctx, withPurge, load{leases, hot.callers}); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/token-lease/operator/hack/devenv/postgres"
 	"github.com/token-lease/operator/internal/ledger"
+	"github.com/token-lease/operator/internal/sweeper"
 )
 
 // growth is this ledger with leases that are kept, each number of them in a database
@@ -17,7 +20,17 @@ import (
 type growth struct {
 	server *postgres.Server
 	sizes  map[int]*ledgerContender
+	// purged has the leases purged meanwhile, as if most of them were older than what is
+	// kept.
+	purged bool
 }
+
+const retainWeek = `UPDATE tokenlease.buckets SET retention_ms = 7 * 86400000`
+
+// noCounts is a sweeper.PurgeObserver.
+type noCounts struct{}
+
+func (noCounts) ObservePurge(int64, int64) {}
 
 // fill makes settled leases as they are after a month of use.
 const fill = `
@@ -40,6 +53,9 @@ UPDATE tokenlease.buckets SET reserved_tokens = 0, lease_records = $1::bigint, u
 func (g *growth) prepare(ctx context.Context, l load, _ time.Duration) error {
 	kept := l.buckets
 	database := fmt.Sprint("bench_growth_", kept)
+	if g.purged {
+		database = fmt.Sprint("bench_purged_", kept)
+	}
 	c := g.sizes[kept]
 	if c == nil {
 		err := g.server.CreateDatabase(ctx, database)
@@ -70,12 +86,25 @@ func (g *growth) prepare(ctx context.Context, l load, _ time.Duration) error {
 	if _, err := conn.Exec(ctx, settle, kept); err != nil {
 		return err
 	}
+	if g.purged {
+		if _, err := conn.Exec(ctx, retainWeek); err != nil {
+			return err
+		}
+	}
 	_, err = conn.Exec(ctx, `VACUUM ANALYZE`)
 	return err
 }
 
 func (g *growth) measure(ctx context.Context, l load, warmUp, window time.Duration) (sample, error) {
-	return g.sizes[l.buckets].measure(ctx, load{1, l.callers}, warmUp, window)
+	c := g.sizes[l.buckets]
+	if g.purged {
+		purging, cancel := context.WithCancel(ctx)
+		var done sync.WaitGroup
+		done.Go(func() { sweeper.NewPurger(c.ledger, noCounts{}, logr.Discard()).Run(purging) })
+		defer done.Wait()
+		defer cancel()
+	}
+	return c.measure(ctx, load{1, l.callers}, warmUp, window)
 }
 
 func (g *growth) close() error {

@@ -50,9 +50,9 @@ func (r *report) pointLine(p point) pointLine {
 	}
 	l := pointLine{Subject: p.subject, Callers: p.load.callers, Buckets: p.load.buckets, Rounds: len(r.samples[p])}
 	switch p.subject {
-	case withLeases:
+	case withLeases, withPurge:
 		l.Buckets, l.LeasesKept = 1, &p.load.buckets
-	case rawWrites: // It stands beside a load, and has one connection.
+	case rawWrites, rawLookUps: // It stands beside a load, and has one connection.
 		l.Callers = 1
 	}
 	middle, least, most := r.spread(p, perSecond)
@@ -76,7 +76,7 @@ func (r *report) line() map[string]any {
 		"about": map[string]string{
 			"operations_per_second": aboutThroughput, "latency_ms": aboutLatency,
 			"wal_bytes_per_operation": aboutWAL, "aof_bytes_per_operation": aboutAOF,
-			"memory_bytes_per_operation": aboutMemory, "operations_per_transaction": aboutBatch, "ratio_ranges": aboutRatios, "raw": aboutRaw,
+			"memory_bytes_per_operation": aboutMemory, "operations_per_transaction": aboutBatch, "ratio_ranges": aboutRatios, "raw": aboutRaw, "data-plane": aboutPlane,
 		},
 	}
 	for _, ratio := range r.ratios() {

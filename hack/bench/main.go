@@ -44,6 +44,7 @@ func run(ctx context.Context) (err error) {
 	flag.IntVar(&o.repeat, "repeat", 3, "how often each point is measured; the median counts")
 	flag.DurationVar(&o.window, "window", 3*time.Second, "how long each point is measured, after a warm-up of a third of it")
 	flag.StringVar(&o.cpuProfile, "cpuprofile", "", "write a profile of this process to this file")
+	statements := flag.Bool("statements", false, "show instead where the time goes in the server, statement by statement")
 	flag.Parse()
 	if flag.NArg() > 0 || o.repeat < 1 || o.window < 100*time.Millisecond {
 		return errors.New("it takes flags only, -repeat of at least 1 and -window of at least 100ms; see -help")
@@ -64,6 +65,9 @@ func run(ctx context.Context) (err error) {
 			return err
 		}
 		defer pprof.StopCPUProfile()
+	}
+	if *statements {
+		return showStatements(ctx, o, os.Stdout)
 	}
 	bench, err := newBench(ctx, o)
 	if err != nil {

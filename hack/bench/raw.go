@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,7 +21,11 @@ import (
 type raw struct {
 	conn  *pgx.Conn
 	batch int
-	made  [][]byte
+	// lookUps has each transaction begin with what a ledger cannot leave out that
+	// recognises repetitions: it locks the bucket, reads the clock, and looks for the
+	// lease of each request.
+	lookUps bool
+	made    [][]byte
 }
 
 const rawSchema = `
@@ -33,6 +38,11 @@ INSERT INTO raw.buckets (bucket_key, limit_tokens, used_tokens, reserved_tokens,
 VALUES ('bench/0000', 1000000000, 0, 0, 0, 60000, 3600000, 0, 0, 0, 0, 0, 0, 1, now(), now())`
 
 const (
+	rawLock   = `SELECT * FROM raw.buckets WHERE bucket_key = 'bench/0000' FOR UPDATE`
+	rawClock  = `SELECT clock_timestamp()`
+	rawLookUp = `SELECT found.* FROM unnest($1::bytea[]) AS asked (request_hash)
+CROSS JOIN LATERAL (SELECT * FROM raw.leases AS l
+	WHERE l.bucket_key = 'bench/0000' AND l.request_hash = asked.request_hash OFFSET 0) AS found`
 	rawBucket = `UPDATE raw.buckets SET used_tokens = used_tokens + 1, lease_records = lease_records + 1,
 	revision = revision + 1, updated_at = clock_timestamp() WHERE bucket_key = 'bench/0000'`
 	rawInsert = `INSERT INTO raw.leases (bucket_key, lease_id, request_hash, fingerprint_hash, state,
@@ -44,7 +54,7 @@ FROM unnest($1::text[], $2::bytea[], $3::timestamptz[]) AS new (bucket_key, requ
 WHERE l.bucket_key = new.bucket_key AND l.request_hash = new.request_hash`
 )
 
-func openRaw(ctx context.Context, url string, batch int) (*raw, error) {
+func openRaw(ctx context.Context, url string, batch int, lookUps bool) (*raw, error) {
 	if _, err := postgres.Migrate(ctx, url); err != nil {
 		return nil, err
 	}
@@ -52,7 +62,7 @@ func openRaw(ctx context.Context, url string, batch int) (*raw, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &raw{conn: conn, batch: max(2, batch/2*2)}
+	c := &raw{conn: conn, batch: max(2, batch/2*2), lookUps: lookUps}
 	if _, err := conn.Exec(ctx, rawSchema); err != nil {
 		return nil, err
 	}
@@ -101,6 +111,16 @@ func (c *raw) write(ctx context.Context) (operations int, err error) {
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(`BEGIN`)
+	if c.lookUps {
+		batch.Queue(rawLock)
+		batch.Queue(rawClock)
+		batch.Queue(rawLookUp, slices.Concat(hashes, c.made))
+		// The writes depend on what is found.
+		if err := c.conn.SendBatch(ctx, batch).Close(); err != nil {
+			return 0, err
+		}
+		batch = &pgx.Batch{}
+	}
 	batch.Queue(rawBucket)
 	batch.Queue(rawInsert, keys, ids, hashes, hashes, states, tokens, ttls, created, expiring)
 	if len(c.made) > 0 {

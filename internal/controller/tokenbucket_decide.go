@@ -96,11 +96,18 @@ func settingsOf(spec *v1alpha1.TokenBucketSpec) ledger.ReservationSettings {
 		s.MaxTTL = time.Duration(p.MaxTTLSeconds) * time.Second
 	}
 	s.MaxRecords = int64(p.MaxRecords)
+	s.Retention = defaultRetention
+	if p.RetentionDays > 0 {
+		s.Retention = time.Duration(p.RetentionDays) * 24 * time.Hour
+	}
 	if spec.SettlementPolicy == v1alpha1.SettlementPolicyRecordActual {
 		s.Settlement = ledger.SettlementRecordActual
 	}
 	return s
 }
+
+// defaultRetention is that of the CRD, for objects from before it had one.
+const defaultRetention = 30 * 24 * time.Hour
 
 func periodOf(p *v1alpha1.Period) ledger.PeriodSpec {
 	if p == nil {

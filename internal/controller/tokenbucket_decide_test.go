@@ -75,8 +75,10 @@ func TestDecideBucket(t *testing.T) {
 // allowed in so many words.
 func TestDeclareRequest(t *testing.T) {
 	plain := declareRequest(testBucket(), "cluster")
+	retained := ledger.DefaultSettings()
+	retained.Retention = 30 * 24 * time.Hour
 	if plain.Declaration.TenantID != "b" || plain.Declaration.Raises.Mode != ledger.ModeDisabled ||
-		plain.Declaration.Settings != ledger.DefaultSettings() || plain.Declaration.ConflictPolicy != ledger.ConflictReview ||
+		plain.Declaration.Settings != retained || plain.Declaration.Period != (ledger.PeriodSpec{}) || plain.Declaration.ConflictPolicy != ledger.ConflictReview ||
 		plain.ExpectExisting || plain.Actor != actorUnknown || plain.Generation != 3 ||
 		plain.Owner != (ledger.Owner{Cluster: "cluster", Namespace: "ns", Name: "b", UID: "bucket-uid", CreatedAt: testNow}) {
 		t.Errorf("a bare bucket declares %+v", plain)
@@ -85,14 +87,20 @@ func TestDeclareRequest(t *testing.T) {
 		b.Annotations = map[string]string{v1alpha1.RequestedByAnnotation: "Ada"}
 		b.Spec.TenantID, b.Spec.ScopedKeyID = "tenant", "key"
 		b.Spec.ConflictPolicy = v1alpha1.ConflictPolicyOverwrite
-		b.Spec.Reservations = v1alpha1.ReservationPolicy{DefaultTTLSeconds: 5, MaxTTLSeconds: 10, MaxRecords: 7}
+		b.Spec.Reservations = v1alpha1.ReservationPolicy{DefaultTTLSeconds: 5, MaxTTLSeconds: 10, MaxRecords: 7, RetentionDays: 2}
+		b.Spec.SettlementPolicy = v1alpha1.SettlementPolicyRecordActual
+		b.Spec.Period = &v1alpha1.Period{Every: v1alpha1.CadenceWeek, TimeZone: "Asia/Tokyo"}
 		b.Spec.Raises = &v1alpha1.RaisePolicy{Mode: v1alpha1.RaiseModeObserveOnly, MaxLimit: 9, MaxDurationSeconds: 60}
 		b.Status.BucketKey, b.Status.DeclaredLimit = "ns/b", ptr.To[int64](100)
 	}), "cluster")
 	want := ledger.Declaration{
 		Limit: 100, TenantID: "tenant", ScopedKeyID: "key", ConflictPolicy: ledger.ConflictOverwrite,
-		Settings: ledger.ReservationSettings{DefaultTTL: 5 * time.Second, MaxTTL: 10 * time.Second, MaxRecords: 7},
-		Raises:   ledger.RaisePolicy{Mode: ledger.ModeObserveOnly, MaxLimit: 9, MaxDuration: time.Minute},
+		Settings: ledger.ReservationSettings{
+			DefaultTTL: 5 * time.Second, MaxTTL: 10 * time.Second, MaxRecords: 7, Retention: 48 * time.Hour,
+			Settlement: ledger.SettlementRecordActual,
+		},
+		Period: ledger.PeriodSpec{Every: ledger.CadenceWeek, TimeZone: "Asia/Tokyo"},
+		Raises: ledger.RaisePolicy{Mode: ledger.ModeObserveOnly, MaxLimit: 9, MaxDuration: time.Minute},
 	}
 	if full.Declaration != want || !full.ExpectExisting || full.Actor != "Ada" {
 		t.Errorf("declares %+v, want %+v", full, want)

@@ -53,6 +53,7 @@ func showFigures(status *v1alpha1.TokenBucketStatus, s *ledger.Snapshot) {
 	status.AvailableTokens = ptr.To(s.AvailableTokens)
 	status.OverLimitTokens = ptr.To(s.OverLimitTokens)
 	status.UsedPercent = percent(s.UsedTokens, s.Limit)
+	status.LeaseRecords = ptr.To(s.LeaseRecords)
 	status.PendingRaises = ptr.To(int32(math.MaxInt32))
 	if s.PendingRaises >= 0 && s.PendingRaises < math.MaxInt32 {
 		status.PendingRaises = ptr.To(int32(s.PendingRaises))
@@ -125,7 +126,7 @@ func showBucketFailure(status *v1alpha1.TokenBucketStatus, c conditions, f *fail
 	}
 	status.Limit, status.UsedTokens, status.ReservedTokens, status.AvailableTokens = nil, nil, nil, nil
 	status.OverLimitTokens, status.UsedPercent, status.ActiveRaise, status.PendingRaises = nil, nil, nil, nil
-	status.Period = nil
+	status.Period, status.LeaseRecords = nil, nil
 	for _, kind := range limitConditions {
 		c.set(kind, metav1.ConditionUnknown, f.reason, "The ledger does not hold the bucket.")
 	}
@@ -159,7 +160,7 @@ func onlyUsageDiffers(before, after *v1alpha1.TokenBucketStatus) bool {
 	masked := after.DeepCopy()
 	masked.UsedTokens, masked.ReservedTokens = before.UsedTokens, before.ReservedTokens
 	masked.AvailableTokens, masked.UsedPercent = before.AvailableTokens, before.UsedPercent
-	masked.OverLimitTokens = before.OverLimitTokens
+	masked.OverLimitTokens, masked.LeaseRecords = before.OverLimitTokens, before.LeaseRecords
 	if before.Period != nil && after.Period != nil {
 		// All buckets of a time zone begin anew at one instant.
 		masked.Period = before.Period
@@ -186,6 +187,11 @@ func bucketNotices(before, after *v1alpha1.TokenBucketStatus, found bucketFindin
 				fmt.Sprintf("The declared limit is %d now; it was %d.", declared, *before.DeclaredLimit))
 		}
 	}
+	if s := found.snapshot; s != nil && nearRecordLimit(after.LeaseRecords, s) && !nearRecordLimit(before.LeaseRecords, s) {
+		tell(true, v1alpha1.EventNearRecordLimit, "Observe", fmt.Sprintf(
+			"%d leases are kept of at most %d, after which nothing more is admitted: raise maxRecords, or keep them for fewer days.",
+			s.LeaseRecords, s.Settings.MaxRecords))
+	}
 	if now, changed := becameFalse(before.Conditions, after.Conditions, v1alpha1.ConditionLimitInSync); changed {
 		tell(true, v1alpha1.EventLimitConflict, "ApplyLimit", now.Message)
 	}
@@ -199,6 +205,12 @@ func bucketNotices(before, after *v1alpha1.TokenBucketStatus, found bucketFindin
 		tell(true, v1alpha1.EventStalled, "Reconcile", now.Message)
 	}
 	return notices
+}
+
+// nearRecordLimit reports whether a number of leases is nine tenths of what may be kept.
+func nearRecordLimit(records *int64, s *ledger.Snapshot) bool {
+	maximum := s.Settings.MaxRecords
+	return records != nil && maximum > 0 && *records >= maximum-maximum/10
 }
 
 func hadOverLimit(s *v1alpha1.TokenBucketStatus) bool { return ptr.Deref(s.OverLimitTokens, 0) > 0 }

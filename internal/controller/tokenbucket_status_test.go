@@ -152,6 +152,10 @@ func TestOnlyUsageDiffers(t *testing.T) {
 	}
 }
 
+func recorded(records, maximum int64) *ledger.Snapshot {
+	return testSnapshot(func(s *ledger.Snapshot) { s.LeaseRecords, s.Settings.MaxRecords = records, maximum })
+}
+
 // Goal: each transition is told once, a repetition never.
 func TestBucketNotices(t *testing.T) {
 	b := testBucket()
@@ -170,6 +174,12 @@ func TestBucketNotices(t *testing.T) {
 			[]string{v1alpha1.EventDeclaredLimitApplied, v1alpha1.EventOverLimit}},
 		{"another hand", testSnapshot(func(s *ledger.Snapshot) { s.DeclaredLimit = ptr.To[int64](40) }),
 			[]string{v1alpha1.EventLimitConflict, v1alpha1.EventWithinLimit}},
+		{"half the records", recorded(5, 10), []string{v1alpha1.EventDeclaredLimitApplied}},
+		{"nearly all of them", recorded(9, 10), []string{v1alpha1.EventNearRecordLimit}},
+		{"all of them", recorded(10, 10), nil},
+		{"after purging", recorded(2, 10), nil},
+		{"nearly all again", recorded(9, 10), []string{v1alpha1.EventNearRecordLimit}},
+		{"without a bound", recorded(1000, 0), nil},
 	}
 	for _, step := range steps {
 		found := bucketFinding{snapshot: step.snapshot}

@@ -84,6 +84,9 @@ type ReservationSettings struct {
 	// MaxRecords bounds the leases that are kept, whatever their state; 0 means
 	// no bound.
 	MaxRecords int64
+	// Retention is how long a lease is kept after it was settled and its expiry has
+	// passed, and with it the memory of its request; 0 means for ever.
+	Retention time.Duration
 	// Settlement is what settling holds to; "" means SettlementStrict.
 	Settlement SettlementPolicy
 }
@@ -101,6 +104,9 @@ func (s ReservationSettings) stored() ReservationSettings {
 	return s
 }
 
+// maxRetention is a hundred years.
+const maxRetention = 36525 * 24 * time.Hour
+
 func (s ReservationSettings) validate() error {
 	if err := milliseconds("defaultTTL", s.DefaultTTL); err != nil {
 		return err
@@ -110,6 +116,9 @@ func (s ReservationSettings) validate() error {
 	}
 	if s.DefaultTTL > s.MaxTTL {
 		return invalid("defaultTTL", "defaultTTL cannot exceed maxTTL.")
+	}
+	if s.Retention < 0 || s.Retention > maxRetention || s.Retention%time.Millisecond != 0 {
+		return invalid("retention", "retention must be from 0, for ever, to %v, in whole milliseconds.", maxRetention)
 	}
 	switch s.Settlement {
 	case SettlementStrict, SettlementRecordActual, "":
@@ -187,6 +196,9 @@ type Bucket struct {
 	// ExpiredThrough is how far leases have been expired: every reserved lease has
 	// ExpiresAt after it. Where it stands, the search for overdue leases begins.
 	ExpiredThrough time.Time
+	// PurgedThrough is how far leases have been purged: of a request that was made
+	// before it, nothing may be known any more. The zero time when none ever was.
+	PurgedThrough time.Time
 	// NextTransitionAt is the earliest instant at which time changes something;
 	// the zero time when nothing is due ever.
 	NextTransitionAt time.Time

@@ -36,6 +36,16 @@
 //	                         |                         | on the lease, and the audit tells of the highest ones. Under RecordActual
 //	                         |                         | the figure of a reserved or expired lease is booked, also above the
 //	                         |                         | limit; a released lease stays released
+//	settled leases           | kept for ever, at most  | purged once they were settled, and their expiry has passed, for longer
+//	                         | 10,000                  | than the bucket's retention; their usage is added to rollups, which
+//	                         |                         | together with the leases add up to the counters. The expiry counts so
+//	                         |                         | that no further index is written by settling. Imported leases count
+//	                         |                         | from the import. As long as retention a request is recognised, and an
+//	                         |                         | operation ID; a Reserve that carries the instant of its first attempt
+//	                         |                         | is refused with request_too_old after that (the instant is compared
+//	                         |                         | with the ledger's clock)
+//	periods                  | -                       | used and reserved begin at 0 at the end of a calendar period; what was
+//	                         |                         | reserved before settles in its period, within what that has left
 //	extending                | -                       | Extend moves a reserved lease's expiry to max(now + ttl, current); ttl
 //	                         |                         | above the bucket's maximum is invalid_input
 //	holders                  | -                       | a lease may belong to a holder, for whom alone it can be settled

@@ -36,6 +36,9 @@ const (
 	// CodeBucketClosed refuses new reservations on a bucket whose TokenBucket
 	// was deleted. Leases that exist can still be settled.
 	CodeBucketClosed Code = "bucket_closed"
+	// CodeRequestTooOld refuses a reservation that was first asked for before the
+	// bucket's retention: whether it was made then cannot be known any more.
+	CodeRequestTooOld Code = "request_too_old"
 	// CodeBucketRowMissing means that the bucket existed and its row is gone
 	// without having been deleted through the ledger. It is never re-created
 	// with used = 0.

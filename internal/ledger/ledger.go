@@ -96,7 +96,7 @@ func (l *Ledger) snapshot(ctx context.Context, request Request) (Snapshot, error
 	return *result.Snapshot, nil
 }
 
-// LeaseResult answers Reserve, Commit and Release.
+// LeaseResult answers Reserve, Commit, Release and Extend.
 type LeaseResult struct {
 	Lease  Lease
 	Bucket Snapshot
@@ -142,6 +142,11 @@ func (l *Ledger) Commit(ctx context.Context, r Commit) (LeaseResult, error) {
 
 // Release carries out one Release.
 func (l *Ledger) Release(ctx context.Context, r Release) (LeaseResult, error) {
+	return l.lease(ctx, r)
+}
+
+// Extend carries out one Extend.
+func (l *Ledger) Extend(ctx context.Context, r Extend) (LeaseResult, error) {
 	return l.lease(ctx, r)
 }
 

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -250,3 +251,8 @@ func (r *Raise) RevokeOperation() string { return r.ID + suffixRevoke }
 
 func (r *Raise) observeActivateOperation() string { return r.ID + suffixObserveActivate }
 func (r *Raise) observeRestoreOperation() string  { return r.ID + suffixObserveRestore }
+
+// IsRaiseOperation reports whether an operation ID names an effect of a raise.
+func IsRaiseOperation(id string) bool {
+	return slices.ContainsFunc(raiseOperationSuffixes, func(suffix string) bool { return strings.HasSuffix(id, suffix) })
+}

@@ -13,6 +13,7 @@ const (
 	OpCommit       Operation = "commit"
 	OpRelease      Operation = "release"
 	OpExtend       Operation = "extend"
+	OpPurge        Operation = "purge"
 	OpReapExpired  Operation = "reap_expired"
 	OpInspect      Operation = "inspect"
 	OpApplyDeclare Operation = "apply_declared"
@@ -51,6 +52,9 @@ type Needs struct {
 	Approvals []ApprovalKey
 	// LivePeriods asks for the ended periods in which something is reserved still.
 	LivePeriods bool
+	// Oldest asks for so many leases and so many operations of those that the bucket's
+	// retention may be over for, the oldest first.
+	Oldest int
 }
 
 // GrantKey finds the record of a grant that another incarnation of the same
@@ -73,6 +77,8 @@ type Result struct {
 	Snapshot *Snapshot
 	// Lease is set by Reserve, Commit, Release and Extend.
 	Lease *Lease
+	// Purged is set by Purge.
+	Purged *Purged
 	// ExpiredLeaseIDs is set by ReapExpired and Touch, in byte order.
 	ExpiredLeaseIDs []string
 	// Raise is set by StoreRaise and RevokeRaise.
@@ -130,6 +136,10 @@ type Reserve struct {
 	// Holder is whom the lease belongs to, "" for nobody. A replay by another holder
 	// is refused as one with other inputs.
 	Holder string
+	// FirstAttemptAt is when the request was made first, if its caller says so: one
+	// that is older than the bucket's retention is refused with request_too_old, since
+	// its lease may have been purged.
+	FirstAttemptAt *time.Time
 }
 
 // Commit settles a lease with the actual figure. Answers Lease and Snapshot. What a
@@ -161,6 +171,25 @@ type Extend struct {
 	TTL time.Duration
 	// Holder is as in Commit.
 	Holder string
+}
+
+// MaxPurge bounds what one Purge looks at.
+const MaxPurge = 1000
+
+// Purge removes leases that were settled longer ago than the bucket's retention, and
+// operations that were recorded longer ago, at most Limit of each. What the leases used
+// is added to the rollups. Answers Purged and Snapshot.
+type Purge struct {
+	Key string
+	// Limit is from 1 to MaxPurge.
+	Limit int
+}
+
+// Purged tells what a Purge did.
+type Purged struct {
+	Leases, Operations int64
+	// More is true when there may be more to purge at once.
+	More bool
 }
 
 // ReapExpired expires every overdue lease. Answers ExpiredLeaseIDs and Snapshot.
@@ -241,6 +270,7 @@ func (Commit) Operation() Operation        { return OpCommit }
 func (Release) Operation() Operation       { return OpRelease }
 func (Extend) Operation() Operation        { return OpExtend }
 func (ReapExpired) Operation() Operation   { return OpReapExpired }
+func (Purge) Operation() Operation         { return OpPurge }
 func (Inspect) Operation() Operation       { return OpInspect }
 func (Touch) Operation() Operation         { return OpTouch }
 func (ApplyDeclared) Operation() Operation { return OpApplyDeclare }
@@ -256,6 +286,7 @@ func (r Commit) Bucket() string        { return r.Key }
 func (r Release) Bucket() string       { return r.Key }
 func (r Extend) Bucket() string        { return r.Key }
 func (r ReapExpired) Bucket() string   { return r.Key }
+func (r Purge) Bucket() string         { return r.Key }
 func (r Inspect) Bucket() string       { return r.Key }
 func (r Touch) Bucket() string         { return r.Key }
 func (r ApplyDeclared) Bucket() string { return r.Key }
@@ -270,6 +301,7 @@ func (Touch) Needs() Needs         { return Needs{} }
 func (ApplyDeclared) Needs() Needs { return Needs{} }
 func (CloseBucket) Needs() Needs   { return Needs{LivePeriods: true} }
 func (ReapExpired) Needs() Needs   { return Needs{} }
+func (r Purge) Needs() Needs       { return Needs{Oldest: r.Limit} }
 
 func (r SetLimit) Needs() Needs {
 	return Needs{OperationIDs: []string{r.OperationID}}

@@ -83,6 +83,9 @@ func (r Reserve) apply(u *unit) Result {
 	if ttl == 0 {
 		ttl = b.Settings.DefaultTTL
 	}
+	if err := r.checkAge(u); err != nil {
+		return Result{Err: err}
+	}
 	if err := r.admit(u, ttl); err != nil {
 		return Result{Err: err}
 	}
@@ -96,6 +99,24 @@ func (r Reserve) apply(u *unit) Result {
 	u.addLease(lease)
 	b.ReservedTokens += r.Tokens
 	return Result{Lease: lease}
+}
+
+// checkAge refuses a request of which it cannot be known whether it was carried out.
+func (r Reserve) checkAge(u *unit) *Error {
+	b := u.view.Bucket
+	if r.FirstAttemptAt == nil {
+		return nil
+	}
+	known := b.PurgedThrough
+	if b.Settings.Retention > 0 {
+		known = later(known, u.now.Add(-b.Settings.Retention))
+	}
+	if !r.FirstAttemptAt.Before(known) {
+		return nil
+	}
+	return Errorf(CodeRequestTooOld,
+		"The request was first made before the time from which the bucket's leases are kept; whether it was carried out then is not known any more.").
+		WithDetails(map[string]any{"firstAttemptAtMs": r.FirstAttemptAt.UnixMilli(), "keptFromMs": known.UnixMilli()})
 }
 
 // admit decides whether a new lease fits, in the package's order of precedence.

@@ -37,6 +37,12 @@ type Store interface {
 	// Leases lists a bucket's leases by (expires at, ID) after the given position,
 	// at most limit.
 	Leases(ctx context.Context, bucketKey string, after LeasePosition, limit int) ([]*Lease, error)
+	// Purgeable lists buckets that Purge may find something in, by key after the given
+	// one, at most limit.
+	Purgeable(ctx context.Context, after string, limit int) ([]string, error)
+	// Usage lists what a bucket has used, from rollups and leases together, by position
+	// after the given one, at most limit. All of it adds up to what was ever used.
+	Usage(ctx context.Context, query UsageQuery) ([]Usage, error)
 	// Audit lists a bucket's audit rows above a sequence number, at most limit.
 	Audit(ctx context.Context, bucketKey string, afterSequence int64, limit int) ([]AuditRow, error)
 	// ActivePastExpiry counts raises still active although their expiry has passed.
@@ -99,7 +105,7 @@ type View struct {
 	History History
 	// Raises are the bucket's live raises and those that the Needs named.
 	Raises []*Raise
-	// Leases are those that the Needs named, and the overdue ones: reserved, with
+	// Leases are those that the Needs asked for, and the overdue ones: reserved, with
 	// ExpiresAt after the bucket's ExpiredThrough and not after its instant. Each
 	// lease is there once.
 	Leases []*Lease
@@ -109,7 +115,7 @@ type View struct {
 	// OverdueThrough is set when more leases are overdue than Leases holds: it holds
 	// those with ExpiresAt up to here.
 	OverdueThrough time.Time
-	// Operations are the recorded operations that the Needs named.
+	// Operations are the recorded operations that the Needs asked for.
 	Operations []OperationRecord
 	// Approvals maps the approvals that the Needs named, or live raises hold, to
 	// the raise that spent them.
@@ -137,8 +143,8 @@ const (
 	RowUnchanged RowWrite = iota
 	RowInsert
 	RowUpdate
-	// RowDelete removes the bucket, its leases, periods and operations; audit, raises
-	// and approvals stay.
+	// RowDelete removes the bucket, its leases, rollups, periods and operations; audit,
+	// raises and approvals stay.
 	RowDelete
 )
 
@@ -152,6 +158,11 @@ type Effects struct {
 	// finds those to update.
 	InsertLeases []*Lease
 	UpdateLeases []*Lease
+	// DeleteLeases and DeleteOperations are gone before anything is inserted; Usage is
+	// added to the rollups.
+	DeleteLeases     []*Lease
+	DeleteOperations []string
+	Usage            []Usage
 	// ExtendLeases are those of UpdateLeases whose expiry has moved.
 	ExtendLeases []*Lease
 	// InsertPeriods and UpdatePeriods hold each period once.

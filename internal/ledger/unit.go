@@ -31,6 +31,7 @@ type unit struct {
 	dirtyLeases map[*Lease]bool
 	// extended are those of the stored leases whose expiry has moved.
 	extended     map[*Lease]bool
+	purged       map[*Lease]bool
 	dirtyPeriods map[*Period]bool
 	newRaises    map[*Raise]bool
 	dirtyRaises  map[*Raise]bool
@@ -50,7 +51,7 @@ func newUnit(view *View, clock time.Time, worker string) *unit {
 	u := &unit{
 		view: view, now: now, badClock: badClock, worker: worker, rowExisted: view.Bucket != nil,
 		leaseByID: map[string]*Lease{}, leaseByHash: map[Hash]*Lease{},
-		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{}, extended: map[*Lease]bool{},
+		newLeases: map[*Lease]bool{}, dirtyLeases: map[*Lease]bool{}, extended: map[*Lease]bool{}, purged: map[*Lease]bool{},
 		dirtyPeriods: map[*Period]bool{},
 		newRaises:    map[*Raise]bool{}, dirtyRaises: map[*Raise]bool{},
 	}
@@ -139,6 +140,8 @@ func (u *unit) effects() *Effects {
 		switch {
 		case u.fx.Row == RowDelete:
 			// They go with their bucket.
+		case u.purged[l]:
+			u.fx.DeleteLeases = append(u.fx.DeleteLeases, l)
 		case u.newLeases[l]:
 			u.fx.InsertLeases = append(u.fx.InsertLeases, l)
 		case u.dirtyLeases[l]:
@@ -154,7 +157,7 @@ func (u *unit) effects() *Effects {
 		}
 	}
 	if u.fx.Row == RowDelete {
-		u.fx.InsertPeriods = nil
+		u.fx.InsertPeriods, u.fx.Usage, u.fx.DeleteOperations = nil, nil, nil
 	}
 	for _, r := range u.view.Raises {
 		switch {

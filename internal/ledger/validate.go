@@ -1,7 +1,5 @@
 package ledger
 
-import "strings"
-
 func (r OpenBucket) validate() error {
 	if err := ValidateBucketKey(r.Key); err != nil {
 		return err
@@ -28,10 +26,8 @@ func (r SetLimit) validate() error {
 	if err := identifier("operationId", r.OperationID, MaxOperationIDLength); err != nil {
 		return err
 	}
-	for _, suffix := range raiseOperationSuffixes {
-		if strings.HasSuffix(r.OperationID, suffix) {
-			return invalid("operationId", "operationId must not end in %q, which names an effect of a raise.", suffix)
-		}
+	if IsRaiseOperation(r.OperationID) {
+		return invalid("operationId", "operationId must not end in one of %q, which name the effects of a raise.", raiseOperationSuffixes)
 	}
 	return optionalIdentifier("actor", r.Actor, MaxActorLength)
 }
@@ -54,7 +50,22 @@ func (r Reserve) validate() error {
 			return err
 		}
 	}
+	if r.FirstAttemptAt != nil {
+		if err := instant("firstAttemptAt", *r.FirstAttemptAt); err != nil {
+			return err
+		}
+	}
 	return optionalIdentifier("holder", r.Holder, MaxActorLength)
+}
+
+func (r Purge) validate() error {
+	if err := ValidateBucketKey(r.Key); err != nil {
+		return err
+	}
+	if r.Limit < 1 || r.Limit > MaxPurge {
+		return invalid("limit", "limit must be from 1 to %d.", MaxPurge)
+	}
+	return nil
 }
 
 func (r Commit) validate() error {

@@ -3,7 +3,6 @@ package ledger
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -38,8 +37,6 @@ const (
 // JSON, PostgreSQL and JavaScript can express.
 var maxInstant = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-var leaseIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
-
 // Truncate brings an instant to the ledger's resolution: milliseconds, cut off
 // and never rounded up, in UTC.
 func Truncate(t time.Time) time.Time {
@@ -58,7 +55,7 @@ func later(a, b time.Time) time.Time {
 // JavaScript does, free of control characters and in NFC. Two keys that look
 // the same must not hold two budgets.
 func ValidateBucketKey(key string) error {
-	if err := identifier("bucket", key, MaxBucketKeyLength); err != nil {
+	if err := identifier("bucket", key, MaxBucketKeyLength); err != nil || isPlain(key) {
 		return err
 	}
 	if !norm.NFC.IsNormalString(key) {
@@ -73,14 +70,34 @@ func ValidateBucketKey(key string) error {
 func ValidateClusterID(id string) error { return identifier("cluster ID", id, MaxNameLength) }
 
 func validateLeaseID(id string) error {
-	if !leaseIDPattern.MatchString(id) {
+	if !isLeaseID(id) {
 		return Errorf(CodeInvalidInput, "leaseId must contain only letters, numbers, dot, underscore, colon, or hyphen.")
 	}
 	return nil
 }
 
+// maxLeaseIDLength is the longest ID that the package makes or takes.
+const maxLeaseIDLength = 128
+
+// isLeaseID reports whether a string is a letter or digit and up to 127 more letters,
+// digits, dots, underscores, colons and hyphens.
+func isLeaseID(id string) bool {
+	for i := range len(id) {
+		switch c := id[i]; {
+		case c >= '0' && c <= '9', c >= 'A' && c <= 'Z', c >= 'a' && c <= 'z':
+		case i > 0 && (c == '.' || c == '_' || c == ':' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return id != "" && len(id) <= maxLeaseIDLength
+}
+
 // identifier checks a string that is stored as it is.
 func identifier(field, value string, maximum int) error {
+	if value != "" && len(value) <= maximum && isPlain(value) {
+		return nil
+	}
 	if value == "" || !utf8.ValidString(value) || utf16Length(value) > maximum ||
 		trimJS(value) != value || strings.ContainsFunc(value, isControl) {
 		return Errorf(CodeInvalidInput,
@@ -88,6 +105,17 @@ func identifier(field, value string, maximum int) error {
 			WithDetails(map[string]any{"field": field, "maximumLength": int64(maximum)})
 	}
 	return nil
+}
+
+// isPlain reports whether a string is of visible ASCII alone, as nearly all are: then
+// there is nothing to trim, to normalise or to refuse in it.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 // optionalIdentifier is identifier for a field that may be empty.

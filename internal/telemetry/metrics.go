@@ -31,6 +31,7 @@ type Metrics struct {
 	writable       prometheus.Gauge
 	swept          prometheus.Counter
 	setAside       prometheus.Gauge
+	purged         *prometheus.CounterVec
 }
 
 var _ ledger.Observer = (*Metrics)(nil)
@@ -73,6 +74,10 @@ func New(log logr.Logger) *Metrics {
 			Name: "tokenlease_sweeper_set_aside_buckets",
 			Help: "Buckets that the sweeper of this process has set aside because touching them failed.",
 		}),
+		purged: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tokenlease_purged_records_total",
+			Help: "Leases and operations that this process removed because their bucket's retention was over.",
+		}, []string{"kind"}),
 	}
 	for _, reason := range []ledger.Reason{ledger.ReasonLimitChanged, ledger.ReasonLimitMismatch} {
 		m.limitConflicts.WithLabelValues(string(reason))
@@ -85,7 +90,7 @@ func New(log logr.Logger) *Metrics {
 
 func (m *Metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.restoreLag, m.limitConflicts, m.transitions, m.operations, m.durations, m.writable, m.swept, m.setAside,
+		m.restoreLag, m.limitConflicts, m.transitions, m.operations, m.durations, m.writable, m.swept, m.setAside, m.purged,
 	}
 }
 
@@ -140,6 +145,12 @@ func (m *Metrics) SetWritable(writable bool) {
 func (m *Metrics) ObserveSweep(touched, setAside int) {
 	m.swept.Add(float64(touched))
 	m.setAside.Set(float64(setAside))
+}
+
+// ObservePurge records what a step of purging removed.
+func (m *Metrics) ObservePurge(leases, operations int64) {
+	m.purged.WithLabelValues("lease").Add(float64(leases))
+	m.purged.WithLabelValues("operation").Add(float64(operations))
 }
 
 // PastExpiry is the metric that shows what a dead worker missed: it is read from

@@ -145,6 +145,9 @@ var managerRights = []string{
 	"tokenbuckets.budget.tokenlease.dev/status [] [patch]",
 	// It tells of transitions.
 	"events.events.k8s.io [] [create patch]",
+	// It asks who a workload is and what that may do; the answers are not stored.
+	"tokenreviews.authentication.k8s.io [] [create]",
+	"subjectaccessreviews.authorization.k8s.io [] [create]",
 	// It asks for the cluster's identity.
 	"namespaces [kube-system] [get]",
 }

@@ -51,10 +51,12 @@ WITH chain AS (
 // invariants are the ledger's promises: counters, evidence, promise 1 and 2. They are
 // written without any of the product's own code.
 var invariants = []invariant{
-	{"used, reserved and the number of leases are the sums over the leases", `
+	{"used, reserved and the number of leases are the sums over the leases and rollups", `
 		SELECT b.bucket_key, b.used_tokens, b.reserved_tokens, b.lease_records, l.*
 		FROM tokenlease.buckets AS b, LATERAL (
-			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) AS used_by_leases,
+			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) + (
+			         SELECT coalesce(sum(r.used_tokens), 0) FROM tokenlease.rollups AS r
+			         WHERE r.bucket_key = b.bucket_key AND r.period_start = coalesce(b.period_start, '-infinity')) AS used_by_leases,
 			       coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved' AND current), 0) AS reserved_by_leases,
 			       count(*) AS leases
 			FROM (SELECT *, period_start IS NOT DISTINCT FROM b.period_start AS current FROM tokenlease.leases) AS of_any_period
@@ -63,7 +65,9 @@ var invariants = []invariant{
 	{"used and reserved of an ended period are the sums over the leases that were reserved in it", `
 		SELECT p.bucket_key, p.started_at, p.used_tokens, p.reserved_tokens, l.*
 		FROM tokenlease.periods AS p, LATERAL (
-			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used_by_leases,
+			SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) + (
+			         SELECT coalesce(sum(r.used_tokens), 0) FROM tokenlease.rollups AS r
+			         WHERE r.bucket_key = p.bucket_key AND r.period_start = p.started_at) AS used_by_leases,
 			       coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved_by_leases
 			FROM tokenlease.leases WHERE bucket_key = p.bucket_key AND coalesce(period_start, '-infinity') = p.started_at) AS l
 		WHERE (p.used_tokens, p.reserved_tokens) IS DISTINCT FROM (l.used_by_leases, l.reserved_by_leases)`},

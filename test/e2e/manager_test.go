@@ -30,6 +30,12 @@ type managerOptions struct {
 	program string
 	// env are further variables as NAME=value.
 	env []string
+	// dataPlane serves workloads, with a certificate that the manager makes itself, or
+	// with tls.crt and tls.key of the directory certificates.
+	dataPlane    bool
+	certificates string
+	// args are further flags, which win over those that every manager gets.
+	args []string
 }
 
 // manager is one process of an installation.
@@ -37,6 +43,7 @@ type manager struct {
 	*process.Process
 	worker          string
 	metrics, health string // addresses
+	dataPlane       string // its address, if it is served
 	logFile         string
 }
 
@@ -68,7 +75,11 @@ func (in *installation) launch(t *testing.T, worker string, options managerOptio
 // begin starts a manager that the caller ends.
 func (in *installation) begin(worker string, options managerOptions) (*manager, error) {
 	m := &manager{worker: worker, logFile: filepath.Join(in.dir, worker+".log")}
-	for _, address := range []*string{&m.metrics, &m.health} {
+	addresses := []*string{&m.metrics, &m.health}
+	if options.dataPlane {
+		addresses = append(addresses, &m.dataPlane)
+	}
+	for _, address := range addresses {
 		port, err := process.FreePort()
 		if err != nil {
 			return nil, err
@@ -95,6 +106,16 @@ func (in *installation) begin(worker string, options managerOptions) (*manager, 
 	if in.clusterID != "" {
 		args = append(args, "--cluster-id="+in.clusterID)
 	}
+	if options.dataPlane {
+		args = append(args, "--data-plane-bind-address="+m.dataPlane)
+		if options.certificates == "" {
+			args = append(args, "--data-plane-self-signed")
+		} else {
+			args = append(args, "--data-plane-tls-cert-file="+filepath.Join(options.certificates, "tls.crt"),
+				"--data-plane-tls-key-file="+filepath.Join(options.certificates, "tls.key"))
+		}
+	}
+	args = append(args, options.args...)
 	started, err := process.Start(process.Command{
 		Path: options.program, Args: args, Env: options.env, LogFile: m.logFile,
 	})

@@ -32,7 +32,7 @@ const (
 // The control plane has no nodes, so that the test runs what pods would.
 type deployed struct {
 	*installation
-	shell func(block string)
+	shell func(block string) (answers string)
 }
 
 func newDeployed(t *testing.T) *deployed {

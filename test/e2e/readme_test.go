@@ -9,6 +9,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/token-lease/operator/api/v1alpha1"
@@ -35,6 +36,29 @@ func TestReadmeUse(t *testing.T) {
 	in.db.one(t, key, "BucketClosed")
 	for _, object := range []client.Object{in.bucket(), in.lease(t)} {
 		in.waitGone(t, object)
+	}
+}
+
+// Goal: what the README tells a reader to run to draw from a bucket works to the letter,
+// and leaves the bucket as it says.
+func TestReadmeDraw(t *testing.T) {
+	t.Parallel()
+	in := install(t)
+	m := in.start(t, "manager-a", managerOptions{dataPlane: true})
+	shell := in.readmeShell(t)
+	for _, block := range readmeBlocks(t, "Draw from it") {
+		output := shell("TOKENLEASE=https://" + m.dataPlane + "\n" + block)
+		for _, want := range []string{
+			`"state":"LEASE_STATE_RESERVED"`, `"code":"budget_exceeded"`, `"requestedTokens":"601"`, `"availableTokens":"600"`,
+			`"state":"LEASE_STATE_COMMITTED"`, `"availableTokens":"650"`,
+		} {
+			if !strings.Contains(output, want) {
+				t.Errorf("the answers do not contain %s:\n%s", want, output)
+			}
+		}
+	}
+	if used, reserved := in.db.tokens(t, in.key("demo")); used != 350 || reserved != 0 {
+		t.Errorf("used %d, reserved %d", used, reserved)
 	}
 }
 
@@ -106,20 +130,22 @@ func readmeBlocks(t *testing.T, section string) []string {
 
 // readmeShell runs blocks as a reader does who stands in a clone, with kubectl on
 // the PATH and the test's namespace as the current one.
-func (in *installation) readmeShell(t *testing.T) func(block string) {
+func (in *installation) readmeShell(t *testing.T) func(block string) (answers string) {
 	t.Helper()
 	config, err := os.ReadFile(in.plane.KubeconfigPath())
 	if err != nil {
 		t.Fatal(err)
 	}
+	certificate, key, err := cert.GenerateSelfSignedCertKey("tokenlease.tokenlease-system.svc", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	shell := readerShell(t, filepath.Dir(in.plane.Kubectl()), map[string]string{
 		"kubeconfig": string(config), "run-time.url": in.db.runtimeURL, "owner.url": in.db.ownerURL,
+		"tls.crt": string(certificate), "tls.key": string(key),
 	})
 	shell("kubectl config set-context --current --namespace=" + in.namespace)
-	return func(block string) {
-		t.Helper()
-		shell(block)
-	}
+	return shell
 }
 
 // readerShell runs blocks for a reader who has files, the clone's config beside them,

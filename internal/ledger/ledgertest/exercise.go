@@ -20,6 +20,7 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 		{"Reservations", reservationStories},
 		{"Settlement", settlementStories},
 		{"Periods", periodStories},
+		{"Retention", retentionStories},
 		{"Inputs", inputStories},
 		{"Batches", batchStories},
 		{"Intents", intentStories},

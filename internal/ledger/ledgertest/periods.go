@@ -257,6 +257,7 @@ func deletionWaitsForPeriods(w *world) {
 	w.Clock().Set(Epoch.Add(time.Hour - time.Second))
 	lease := w.reserve(30)
 	w.Clock().Advance(time.Second)
+	w.touch()
 	request := ledger.CloseBucket{Key: key, Owner: declaration.Owner, Deletion: ledger.DeletionDelete}
 	if closing := w.must(request).Closing; closing.Done || closing.ReservedTokens != 30 {
 		w.Errorf("closing answers %+v while 30 tokens are reserved in the ended period", closing)

@@ -45,6 +45,7 @@ func testRandomOperations(t *testing.T, newHarness NewHarness) {
 			"commit":       h.commit,
 			"release":      h.release,
 			"extend":       h.extend,
+			"purge":        h.purge,
 			"several":      h.several,
 			"set limit":    h.setLimit,
 			"declare":      h.declare,
@@ -81,6 +82,8 @@ type modelLease struct {
 	expiresAt time.Time
 	// past is set once the period has ended in which it was reserved.
 	past bool
+	// purged is set once it is gone.
+	purged bool
 }
 
 func newHistory(w *world, number int) *history {
@@ -97,6 +100,7 @@ func (h *history) declaration(limit int64, mode ledger.Mode) ledger.ApplyDeclare
 		recording(&request)
 	}
 	request.Declaration.Period = h.period
+	request.Declaration.Settings.Retention = randomRetention
 	return request
 }
 
@@ -139,9 +143,9 @@ func (h *history) check() {
 	w := h.w
 	s := h.touch()
 	used, reserved := h.counters()
-	if s.UsedTokens != used || s.ReservedTokens != reserved || s.LeaseRecords != int64(len(h.leases)) {
+	if s.UsedTokens != used || s.ReservedTokens != reserved || s.LeaseRecords != h.kept() {
 		w.Fatalf("used %d, reserved %d, records %d; the model says %d, %d, %d",
-			s.UsedTokens, s.ReservedTokens, s.LeaseRecords, used, reserved, len(h.leases))
+			s.UsedTokens, s.ReservedTokens, s.LeaseRecords, used, reserved, h.kept())
 	}
 	if s.AvailableTokens != max(0, s.Limit-used-reserved) || s.OverLimitTokens != max(0, used+reserved-s.Limit) {
 		w.Fatalf("the figures contradict each other: %+v", s)
@@ -200,7 +204,11 @@ func (h *history) pick(t *rapid.T) *modelLease {
 		// Rapid's word for an action that does not apply: it draws another one.
 		t.Skip("no lease was made yet")
 	}
-	return rapid.SampledFrom(h.leases).Draw(t, "lease")
+	lease := rapid.SampledFrom(h.leases).Draw(t, "lease")
+	if lease.purged {
+		t.Skip("the lease is gone")
+	}
+	return lease
 }
 
 func (h *history) replay(t *rapid.T) {
@@ -243,6 +251,46 @@ func (h *history) commit(t *rapid.T) {
 		}
 	}
 	h.wantCode(result, want)
+}
+
+// randomRetention is short, so that there is something to purge.
+const randomRetention = 10 * time.Minute
+
+// purge forgets what is old, and nothing of what was used.
+func (h *history) purge(t *rapid.T) {
+	h.touch()
+	limit := rapid.IntRange(1, 5).Draw(t, "limit")
+	purged := h.w.must(ledger.Purge{Key: h.key, Limit: limit}).Purged
+	for _, lease := range h.leases {
+		if lease.purged {
+			continue
+		}
+		result := h.w.do(ledger.Release{Key: h.key, LeaseID: lease.id})[0]
+		if !ledger.HasCode(result.Err, ledger.CodeLeaseNotFound) {
+			if lease.state == ledger.LeaseReserved {
+				lease.state = ledger.LeaseReleased
+			}
+			continue
+		}
+		lease.purged = true
+		purged.Leases--
+		if lease.state == ledger.LeaseReserved || lease.expiresAt.Add(randomRetention).After(h.w.now()) {
+			t.Fatalf("%+v was purged at %v", lease, h.w.now())
+		}
+	}
+	if purged.Leases != 0 {
+		t.Fatalf("%d leases more were said to be purged than are gone", purged.Leases)
+	}
+}
+
+func (h *history) kept() int64 {
+	var n int64
+	for _, lease := range h.leases {
+		if !lease.purged {
+			n++
+		}
+	}
+	return n
 }
 
 func (h *history) extend(t *rapid.T) {

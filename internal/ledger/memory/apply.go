@@ -53,10 +53,10 @@ func tableOf[K comparable, V any](t *transaction, tables map[string]map[K]V, key
 }
 
 // apply writes the effects in the order in which the PostgreSQL store does: the
-// bucket's row, leases, periods, raises, approvals, operations, audit.
+// bucket's row, what is purged, leases, periods, raises, approvals, operations, audit.
 func (t *transaction) apply(view *ledger.View, effects *ledger.Effects) *ledger.Error {
 	for _, step := range []func(*ledger.View, *ledger.Effects) *ledger.Error{
-		t.writeBucket, t.writeLeases, t.writePeriods, t.checkExpired, t.writeRaises,
+		t.writeBucket, t.purge, t.writeLeases, t.writePeriods, t.checkExpired, t.writeRaises,
 		t.writeApprovals, t.writeOperations, t.writeAudit,
 	} {
 		if err := step(view, effects); err != nil {
@@ -90,6 +90,7 @@ func (t *transaction) writeBucket(view *ledger.View, effects *ledger.Effects) *l
 		remove(t, t.leases, view.Key)
 		remove(t, t.requests, view.Key)
 		remove(t, t.periods, view.Key)
+		remove(t, t.rollups, view.Key)
 		remove(t, t.operations, view.Key)
 		return nil
 	}
@@ -97,6 +98,29 @@ func (t *transaction) writeBucket(view *ledger.View, effects *ledger.Effects) *l
 		return err
 	}
 	put(t, t.buckets, view.Key, view.Bucket.Clone())
+	return nil
+}
+
+// purge removes what is forgotten, and keeps what it has used.
+func (t *transaction) purge(view *ledger.View, effects *ledger.Effects) *ledger.Error {
+	for _, lease := range effects.DeleteLeases {
+		if t.leases[view.Key][lease.ID] == nil || t.leases[view.Key][lease.ID].State == ledger.LeaseReserved {
+			return violation("lease %q cannot be purged", lease.ID)
+		}
+		remove(t, t.leases[view.Key], lease.ID)
+		remove(t, t.requests[view.Key], lease.RequestHash)
+	}
+	for _, id := range effects.DeleteOperations {
+		remove(t, t.operations[view.Key], id)
+	}
+	for _, usage := range effects.Usage {
+		table := tableOf(t, t.rollups, view.Key)
+		lines := []ledger.Usage{usage}
+		if before, found := table[usage.Position()]; found {
+			lines = append(lines, before)
+		}
+		put(t, table, usage.Position(), ledger.SumUsage(lines)[0])
+	}
 	return nil
 }
 

@@ -72,6 +72,11 @@ func (r *rows) countersAgree(b *ledger.Bucket) error {
 		case ledger.LeaseReleased, ledger.LeaseExpired:
 		}
 	}
+	for position, usage := range r.rollups[b.Key] {
+		if position.PeriodStart.Equal(b.PeriodStart) {
+			used += usage.UsedTokens
+		}
+	}
 	if err := r.periodsAgree(b); err != nil {
 		return err
 	}
@@ -100,6 +105,9 @@ func (r *rows) periodsAgree(b *ledger.Bucket) error {
 		if !lease.PeriodStart.Equal(b.PeriodStart) && r.periods[b.Key][lease.PeriodStart] == nil {
 			return violation("lease %q of bucket %q is of a period that is not there: %s", lease.ID, b.Key, lease.PeriodStart)
 		}
+	}
+	for position, usage := range r.rollups[b.Key] {
+		used[position.PeriodStart] += usage.UsedTokens
 	}
 	for start, period := range r.periods[b.Key] {
 		if period.UsedTokens != used[start] || period.ReservedTokens != reserved[start] {

@@ -45,7 +45,7 @@ func (s *Store) OverrideLimit(key string, limit int64) error {
 	return nil
 }
 
-// DropBucket removes a bucket's row, its leases, periods and operations without the
+// DropBucket removes a bucket's row, its leases, rollups, periods and operations without the
 // ledger: raises, approvals and audit stay. Tests use it.
 func (s *Store) DropBucket(key string) {
 	s.mutex.Lock()
@@ -54,5 +54,6 @@ func (s *Store) DropBucket(key string) {
 	delete(s.rows.leases, key)
 	delete(s.rows.requests, key)
 	delete(s.rows.periods, key)
+	delete(s.rows.rollups, key)
 	delete(s.rows.operations, key)
 }

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -252,4 +253,56 @@ func compareOwned(a, b *ledger.Bucket) int {
 	default:
 		return strings.Compare(a.Key, b.Key)
 	}
+}
+
+// Purgeable implements ledger.Store.
+func (s *Store) Purgeable(ctx context.Context, after string, limit int) ([]string, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	var keys []string
+	for _, key := range slices.Sorted(maps.Keys(s.rows.buckets)) {
+		if retention := s.rows.buckets[key].Settings.Retention; key > after && len(keys) < limit && retention > 0 &&
+			s.rows.hasOld(key, s.now().Add(-retention)) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+func (r *rows) hasOld(key string, cutoff time.Time) bool {
+	for _, lease := range r.leases[key] {
+		settled := lease.SettledAt == nil || !lease.SettledAt.After(cutoff) && (lease.ImportedAt == nil || !lease.ImportedAt.After(cutoff))
+		if !lease.ExpiresAt.After(cutoff) && settled {
+			return true
+		}
+	}
+	for _, operation := range r.operations[key] {
+		if !operation.At.After(cutoff) && !ledger.IsRaiseOperation(operation.ID) {
+			return true
+		}
+	}
+	return false
+}
+
+// Usage implements ledger.Store.
+func (s *Store) Usage(ctx context.Context, query ledger.UsageQuery) ([]ledger.Usage, error) {
+	if err := canceled(ctx); err != nil {
+		return nil, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	lines := slices.Collect(maps.Values(s.rows.rollups[query.BucketKey]))
+	for _, lease := range s.rows.leases[query.BucketKey] {
+		if lease.State != ledger.LeaseReserved {
+			lines = append(lines, ledger.UsageOf(s.rows.buckets[query.BucketKey], lease))
+		}
+	}
+	lines = slices.DeleteFunc(ledger.SumUsage(lines), func(x ledger.Usage) bool {
+		return x.Hour.Before(query.From) || !query.To.IsZero() && !x.Hour.Before(query.To) ||
+			query.After != nil && x.Position().Compare(*query.After) <= 0
+	})
+	return lines[:min(len(lines), max(0, query.Limit))], nil
 }

@@ -44,7 +44,8 @@ var _ ledger.Store = (*Store)(nil)
 type rows struct {
 	buckets    map[string]*ledger.Bucket
 	leases     map[string]map[string]*ledger.Lease
-	requests   map[string]map[ledger.Hash]string       // to the lease ID
+	requests   map[string]map[ledger.Hash]string // to the lease ID
+	rollups    map[string]map[ledger.UsagePosition]ledger.Usage
 	periods    map[string]map[time.Time]*ledger.Period // by start
 	raises     map[string]map[string]*ledger.Raise
 	operations map[string]map[string]ledger.OperationRecord
@@ -69,6 +70,7 @@ func New(options Options) *Store {
 			buckets:    map[string]*ledger.Bucket{},
 			leases:     map[string]map[string]*ledger.Lease{},
 			requests:   map[string]map[ledger.Hash]string{},
+			rollups:    map[string]map[ledger.UsagePosition]ledger.Usage{},
 			periods:    map[string]map[time.Time]*ledger.Period{},
 			raises:     map[string]map[string]*ledger.Raise{},
 			operations: map[string]map[string]ledger.OperationRecord{},
@@ -192,6 +194,8 @@ func needsOf(requests []ledger.Request) ledger.Needs {
 		all.RaiseUIDs = append(all.RaiseUIDs, needs.RaiseUIDs...)
 		all.Grants = append(all.Grants, needs.Grants...)
 		all.Approvals = append(all.Approvals, needs.Approvals...)
+		all.LivePeriods = all.LivePeriods || needs.LivePeriods
+		all.Oldest += needs.Oldest
 	}
 	return all
 }

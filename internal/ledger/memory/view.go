@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -21,12 +22,51 @@ func (r *rows) load(key string, clock time.Time, needs ledger.Needs) *ledger.Vie
 	r.loadLeases(view, clock, needs)
 	r.loadPeriods(view, needs)
 	r.loadRaises(view, needs)
+	if view.Bucket != nil && needs.Oldest > 0 {
+		r.loadOldest(view, clock, needs.Oldest)
+	}
 	for _, id := range unique(needs.OperationIDs) {
-		if record, found := r.operations[key][id]; found {
+		known := slices.ContainsFunc(view.Operations, func(o ledger.OperationRecord) bool { return o.ID == id })
+		if record, found := r.operations[key][id]; found && !known {
 			view.Operations = append(view.Operations, cloneOperation(record))
 		}
 	}
 	return view
+}
+
+// loadOldest copies the records for which the retention may be over, those first whose
+// time came first.
+func (r *rows) loadOldest(view *ledger.View, clock time.Time, limit int) {
+	if view.Bucket.UpdatedAt.After(clock) {
+		clock = view.Bucket.UpdatedAt
+	}
+	retention := view.Bucket.Settings.Retention
+	if retention == 0 {
+		return
+	}
+	cutoff := clock.Add(-retention)
+	var old []*ledger.Lease
+	for _, lease := range r.leases[view.Key] {
+		if !lease.ExpiresAt.After(cutoff) {
+			old = append(old, lease)
+		}
+	}
+	slices.SortFunc(old, func(a, b *ledger.Lease) int { return cmp.Or(a.ExpiresAt.Compare(b.ExpiresAt), cmp.Compare(a.ID, b.ID)) })
+	for _, lease := range old[:min(len(old), limit)] {
+		if !slices.ContainsFunc(view.Leases, func(l *ledger.Lease) bool { return l.ID == lease.ID }) {
+			view.Leases = append(view.Leases, lease.Clone())
+		}
+	}
+	var operations []ledger.OperationRecord
+	for _, operation := range r.operations[view.Key] {
+		if !operation.At.After(cutoff) && !ledger.IsRaiseOperation(operation.ID) {
+			operations = append(operations, operation)
+		}
+	}
+	slices.SortFunc(operations, func(a, b ledger.OperationRecord) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.ID, b.ID)) })
+	for _, operation := range operations[:min(len(operations), limit)] {
+		view.Operations = append(view.Operations, cloneOperation(operation))
+	}
 }
 
 func (r *rows) history(key string) ledger.History {

@@ -17,7 +17,7 @@ const bucketColumns = `
 	b.raise_mode, b.raise_max_limit_tokens, b.raise_max_duration_ms,
 	b.active_raise_id, b.limit_epoch, b.lease_records, b.audit_sequence, b.revision,
 	b.expired_through, b.next_transition_at, b.closed_at, b.created_at, b.updated_at, b.settlement_policy,
-	b.period_every, b.period_time_zone, b.period_start, b.period_end`
+	b.period_every, b.period_time_zone, b.period_start, b.period_end, b.retention_ms, b.purged_through`
 
 // bucketRow is where bucketColumns are read into.
 type bucketRow struct {
@@ -37,6 +37,7 @@ func (r *bucketRow) targets() []any {
 		instant{&b.ExpiredThrough}, instant{&b.NextTransitionAt}, optionalInstant{&b.ClosedAt}, instant{&b.CreatedAt}, instant{&b.UpdatedAt},
 		into(&b.Settings.Settlement),
 		into(&b.Period.Every), into(&b.Period.TimeZone), instant{&b.PeriodStart}, instant{&b.PeriodEnd},
+		milliseconds{&b.Settings.Retention}, instant{&b.PurgedThrough},
 	}
 }
 
@@ -102,7 +103,7 @@ WHERE b.next_transition_at < 'infinity'
 ORDER BY b.next_transition_at
 LIMIT 1`
 
-// newBuckets are the rows to write, $1 to $36, in the order of bucketArguments.
+// newBuckets are the rows to write, $1 to $38, in the order of bucketArguments.
 const newBuckets = `
 	unnest(
 		$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[],
@@ -112,7 +113,8 @@ const newBuckets = `
 		$18::text[], $19::bigint[], $20::bigint[],
 		$21::text[], $22::bigint[], $23::bigint[], $24::bigint[], $25::bigint[],
 		$26::timestamptz[], $27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::bigint[],
-		$32::text[], $33::text[], $34::text[], $35::timestamptz[], $36::timestamptz[])
+		$32::text[], $33::text[], $34::text[], $35::timestamptz[], $36::timestamptz[],
+		$37::bigint[], $38::timestamptz[])
 	AS new (` + newBucketColumns + `)`
 
 const newBucketColumns = `
@@ -123,7 +125,7 @@ const newBucketColumns = `
 		raise_mode, raise_max_limit_tokens, raise_max_duration_ms,
 		active_raise_id, limit_epoch, lease_records, audit_sequence, revision,
 		expired_through, next_transition_at, closed_at, created_at, updated_at, limit_tokens,
-		settlement_policy, period_every, period_time_zone, period_start, period_end`
+		settlement_policy, period_every, period_time_zone, period_start, period_end, retention_ms, purged_through`
 
 // changedColumns are all that can change but the limit.
 const changedColumns = `
@@ -141,7 +143,8 @@ const changedColumns = `
 		expired_through = new.expired_through, next_transition_at = new.next_transition_at,
 		closed_at = new.closed_at, updated_at = new.updated_at, settlement_policy = new.settlement_policy,
 		period_every = new.period_every, period_time_zone = new.period_time_zone,
-		period_start = new.period_start, period_end = new.period_end`
+		period_start = new.period_start, period_end = new.period_end,
+		retention_ms = new.retention_ms, purged_through = new.purged_through`
 
 // insertBuckets refuses to write what would be due already: see updateBuckets.
 const insertBuckets = `
@@ -154,7 +157,7 @@ SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]
 
 // updateBuckets writes rows without naming the limit, which would make the
 // database take it for another hand's. A row that became due after the clock was
-// read ($37), or that would be due as it is written, was decided too long ago: it
+// read ($39), or that would be due as it is written, was decided too long ago: it
 // is not written, and is decided again.
 const updateBuckets = `
 WITH written AS (
@@ -162,7 +165,7 @@ WITH written AS (
 	FROM` + newBuckets + `
 	WHERE b.bucket_key = new.bucket_key
 	  AND b.limit_epoch = new.limit_epoch
-	  AND (b.next_transition_at <= greatest(b.updated_at, $37::timestamptz)
+	  AND (b.next_transition_at <= greatest(b.updated_at, $39::timestamptz)
 		OR b.next_transition_at > tokenlease.ledger_now())
 	  AND new.next_transition_at > tokenlease.ledger_now()
 	RETURNING 1)
@@ -177,7 +180,7 @@ WITH written AS (
 	FROM` + newBuckets + `
 	WHERE b.bucket_key = new.bucket_key
 	  AND b.limit_epoch < new.limit_epoch
-	  AND (b.next_transition_at <= greatest(b.updated_at, $37::timestamptz)
+	  AND (b.next_transition_at <= greatest(b.updated_at, $39::timestamptz)
 		OR b.next_transition_at > tokenlease.ledger_now())
 	  AND new.next_transition_at > tokenlease.ledger_now()
 	RETURNING 1)
@@ -261,6 +264,8 @@ func bucketArguments(buckets []*ledger.Bucket) []any {
 		column(buckets, func(b *ledger.Bucket) *string { return optional(b.Period.TimeZone) }),
 		column(buckets, func(b *ledger.Bucket) *time.Time { return optionalTime(b.PeriodStart) }),
 		column(buckets, func(b *ledger.Bucket) *time.Time { return optionalTime(b.PeriodEnd) }),
+		column(buckets, func(b *ledger.Bucket) int64 { return b.Settings.Retention.Milliseconds() }),
+		column(buckets, func(b *ledger.Bucket) *time.Time { return optionalTime(b.PurgedThrough) }),
 	}
 }
 

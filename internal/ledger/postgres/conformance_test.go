@@ -90,6 +90,9 @@ func (h *harness) DropBucket(ctx context.Context, key string) error {
 			_, err = tx.Exec(ctx, `DELETE FROM tokenlease.periods WHERE bucket_key = $1`, key)
 		}
 		if err == nil {
+			_, err = tx.Exec(ctx, `DELETE FROM tokenlease.rollups WHERE bucket_key = $1`, key)
+		}
+		if err == nil {
 			_, err = tx.Exec(ctx, `DELETE FROM tokenlease.buckets WHERE bucket_key = $1`, key)
 		}
 		return err
@@ -102,7 +105,9 @@ SELECT format('bucket %s: counts (used, reserved, records) are (%s, %s, %s), its
 	b.used_tokens, b.reserved_tokens, b.lease_records, l.used, l.reserved, l.records)
 FROM tokenlease.buckets AS b
 CROSS JOIN LATERAL (
-	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) AS used,
+	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed' AND current), 0) + (
+			SELECT coalesce(sum(r.used_tokens), 0) FROM tokenlease.rollups AS r
+			WHERE r.bucket_key = b.bucket_key AND r.period_start = coalesce(b.period_start, '-infinity')) AS used,
 		coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved' AND current), 0) AS reserved, count(*) AS records
 	FROM (SELECT *, period_start IS NOT DISTINCT FROM b.period_start AS current FROM tokenlease.leases) AS all_leases
 	WHERE bucket_key = b.bucket_key) AS l
@@ -112,7 +117,9 @@ SELECT format('period %s of bucket %s: counts (used, reserved) are (%s, %s), its
 	p.used_tokens, p.reserved_tokens, l.used, l.reserved)
 FROM tokenlease.periods AS p
 CROSS JOIN LATERAL (
-	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) AS used,
+	SELECT coalesce(sum(actual_tokens) FILTER (WHERE state = 'committed'), 0) + (
+			SELECT coalesce(sum(r.used_tokens), 0) FROM tokenlease.rollups AS r
+			WHERE r.bucket_key = p.bucket_key AND r.period_start = p.started_at) AS used,
 		coalesce(sum(reserved_tokens) FILTER (WHERE state = 'reserved'), 0) AS reserved
 	FROM tokenlease.leases WHERE bucket_key = p.bucket_key AND coalesce(period_start, '-infinity') = p.started_at) AS l
 WHERE (p.used_tokens, p.reserved_tokens) IS DISTINCT FROM (l.used, l.reserved)

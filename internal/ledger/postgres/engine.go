@@ -233,14 +233,19 @@ func (e *engine) leave(l *line) {
 	}
 }
 
-// answered ends the service of a group that was answered.
-func (e *engine) answered(g *group) {
-	for _, c := range g.calls {
-		close(c.done)
-	}
+// answered ends the service of groups that were answered. Those who wait behind them
+// come first: while their transaction is begun, the callers are told.
+func (e *engine) answered(groups ...*group) {
 	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	e.leave(e.lines[g.key])
+	for _, g := range groups {
+		e.leave(e.lines[g.key])
+	}
+	e.mutex.Unlock()
+	for _, g := range groups {
+		for _, c := range g.calls {
+			close(c.done)
+		}
+	}
 }
 
 // putBack returns the calls of a group to the head of their line, which is served
@@ -264,17 +269,18 @@ func (e *engine) commit() {
 			return
 		}
 		left, err := e.store.answerTogether(groups)
+		answered := make([]*group, 0, len(groups))
 		for _, g := range groups {
-			switch {
-			case !left[g]:
-				e.answered(g)
-			case err != nil:
-				g.refuse(err)
-				e.answered(g)
-			default:
+			if left[g] && err == nil {
 				e.putBack(g)
+				continue
 			}
+			if left[g] {
+				g.refuse(err)
+			}
+			answered = append(answered, g)
 		}
+		e.answered(answered...)
 	}
 }
 

@@ -45,6 +45,8 @@ type needed struct {
 	grants                      []ledger.GrantKey
 	approvalKeys                []string
 	approvals                   []ledger.ApprovalKey
+	oldestKeys                  []string
+	oldest                      []int64
 }
 
 func (n *needed) add(key string, needs ledger.Needs) {
@@ -64,6 +66,9 @@ func (n *needed) add(key string, needs ledger.Needs) {
 	for _, grant := range needs.Grants {
 		n.grantKeys = append(n.grantKeys, key)
 		n.grants = append(n.grants, grant)
+	}
+	if needs.Oldest > 0 {
+		n.oldestKeys, n.oldest = append(n.oldestKeys, key), append(n.oldest, int64(needs.Oldest))
 	}
 	for _, approval := range needs.Approvals {
 		n.approvalKeys = append(n.approvalKeys, key)
@@ -162,6 +167,7 @@ func (l *loader) queueReads(batch *pgx.Batch) {
 	if len(n.requestHashes) > 0 {
 		each(batch.Queue(leasesByRequest, n.requestKeys, n.requestHashes), l.readLease)
 	}
+	l.queueOldest(batch)
 	if len(n.raiseUIDs) > 0 {
 		each(batch.Queue(raisesByUID, n.raiseKeys, n.raiseUIDs), l.readRaise)
 	}

@@ -16,7 +16,7 @@ import (
 // those of transactions under the settings of a transaction, as they are run.
 func TestPlansWithoutStatistics(t *testing.T) {
 	d := newDatabase(t)
-	for _, table := range []string{"buckets", "leases", "periods", "raises", "approvals", "operations", "audit"} {
+	for _, table := range []string{"buckets", "leases", "periods", "rollups", "raises", "approvals", "operations", "audit"} {
 		d.exec(`ALTER TABLE tokenlease.` + table + ` SET (autovacuum_enabled = false)`)
 	}
 	d.exec(`
@@ -45,6 +45,10 @@ func TestPlansWithoutStatistics(t *testing.T) {
 		INSERT INTO tokenlease.operations (bucket_key, operation_id, inputs, recorded_at)
 		SELECT 'b1', 'o' || n, '', now() FROM generate_series(1, 20000) AS n`)
 	d.exec(`
+		INSERT INTO tokenlease.rollups (bucket_key, period_start, hour, cluster, namespace, tenant_id, scoped_key_id, raise_id, late,
+			used_tokens, committed_leases, released_leases, expired_leases)
+		SELECT 'b' || n % 2000, '-infinity', now() - interval '1 hour' * n, '', '', '', '', '', false, 1, 1, 0, 0 FROM generate_series(1, 20000) AS n`)
+	d.exec(`
 		INSERT INTO tokenlease.periods (bucket_key, started_at, ended_at, limit_tokens, used_tokens, reserved_tokens)
 		SELECT 'b1', now() - interval '1 hour' * n, now() - interval '1 hour' * (n - 1), 1, 0, 0 FROM generate_series(1, 20000) AS n`)
 	t.Run("never analysed", func(t *testing.T) { checkPlans(t, d) })
@@ -68,6 +72,10 @@ func checkPlans(t *testing.T, d *database) {
 	leases.queue(&batch)
 	periods := periodWrites{update: []*ledger.Period{{BucketKey: "b1"}}}
 	periods.queue(&batch)
+	retention := retentionWrites{
+		leases: []*ledger.Lease{lease}, operationKeys: one, operationIDs: one, usageKeys: one, usage: []ledger.Usage{{Hour: now}},
+	}
+	retention.queue(&batch)
 	statements := []*pgx.QueuedQuery{
 		{SQL: lockBuckets, Arguments: []any{one}},
 		{SQL: lockDueBuckets, Arguments: []any{[]string{}, 100}},
@@ -82,6 +90,8 @@ func checkPlans(t *testing.T, d *database) {
 		{SQL: neededApprovals, Arguments: []any{one, one, one, one}},
 		{SQL: histories, Arguments: []any{one, lifeCycleEvents}},
 		{SQL: neededPeriods, Arguments: []any{one, []time.Time{now}, one}},
+		{SQL: oldestLeases, Arguments: []any{one, []int64{10}}},
+		{SQL: oldestOperations, Arguments: []any{one, []int64{10}}},
 		{SQL: updateCounters, Arguments: counters.QueuedQueries[0].Arguments},
 		{SQL: updateBuckets, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},
 		{SQL: updateBucketLimits, Arguments: append(bucketArguments([]*ledger.Bucket{bucket}), now)},

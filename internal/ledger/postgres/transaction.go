@@ -244,6 +244,7 @@ func (t *transaction) loadMore(ctx context.Context, groups []*group) error {
 // that fails keeps the server from reaching the COMMIT.
 func (t *transaction) write(ctx context.Context, groups []*group) error {
 	var buckets bucketWrites
+	var retention retentionWrites
 	var leases leaseWrites
 	var periods periodWrites
 	var raises raiseWrites
@@ -259,6 +260,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 		}
 		before := t.loader.before[g.key]
 		buckets.add(&before, view, effects)
+		retention.add(view, effects)
 		leases.add(view, effects)
 		periods.add(view, effects)
 		raises.add(effects)
@@ -269,6 +271,7 @@ func (t *transaction) write(ctx context.Context, groups []*group) error {
 	batch := &pgx.Batch{}
 	batch.Queue(lookUpByBitmap)
 	buckets.queue(batch, t.loader.clock)
+	retention.queue(batch)
 	leases.queue(batch)
 	periods.queue(batch)
 	raises.queue(batch)

@@ -36,6 +36,12 @@ CREATE DOMAIN tokenlease.tokens AS bigint
     CONSTRAINT tokens_range CHECK (VALUE BETWEEN 0 AND 9007199254740991);
 CREATE DOMAIN tokenlease.counter AS bigint
     CONSTRAINT counter_range CHECK (VALUE >= 0);
+CREATE DOMAIN tokenlease.positive_tokens AS bigint
+    CONSTRAINT positive_tokens_range CHECK (VALUE BETWEEN 1 AND 9007199254740991);
+CREATE DOMAIN tokenlease.milliseconds AS bigint
+    CONSTRAINT milliseconds_positive CHECK (VALUE > 0);
+CREATE DOMAIN tokenlease.lease_state AS text COLLATE "C"
+    CONSTRAINT lease_state_value CHECK (VALUE IN ('reserved', 'committed', 'released', 'expired'));
 CREATE DOMAIN tokenlease.hash AS bytea
     CONSTRAINT hash_length CHECK (octet_length(VALUE) = 32);
 
@@ -70,8 +76,8 @@ CREATE TABLE tokenlease.buckets (
     declared_limit_tokens  tokenlease.tokens,
     declared_generation    tokenlease.counter NOT NULL,
     conflict_policy        tokenlease.conflict_policy,
-    default_ttl_ms         bigint NOT NULL,
-    max_ttl_ms             bigint NOT NULL,
+    default_ttl_ms         tokenlease.milliseconds NOT NULL,
+    max_ttl_ms             tokenlease.milliseconds NOT NULL,
     max_records            tokenlease.tokens NOT NULL,
     settlement_policy      tokenlease.settlement_policy NOT NULL DEFAULT 'Strict',
     raise_mode             tokenlease.raise_mode,
@@ -84,6 +90,8 @@ CREATE TABLE tokenlease.buckets (
     revision               tokenlease.counter NOT NULL,
     expired_through        timestamptz NOT NULL DEFAULT '-infinity',
     next_transition_at     timestamptz NOT NULL DEFAULT 'infinity',
+    retention_ms           tokenlease.counter NOT NULL DEFAULT 0,
+    purged_through         timestamptz,
     period_every           tokenlease.cadence,
     period_time_zone       text COLLATE "C",
     period_start           timestamptz,
@@ -95,7 +103,7 @@ CREATE TABLE tokenlease.buckets (
     CONSTRAINT buckets_owner CHECK (num_nonnulls(owner_cluster, owner_namespace, owner_name, owner_uid, owner_created_at) IN (0, 5)
         AND (owner_name IS NOT NULL OR declared_limit_tokens IS NULL)),
     CONSTRAINT buckets_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens),
-    CONSTRAINT buckets_settings CHECK (default_ttl_ms BETWEEN 1 AND max_ttl_ms),
+    CONSTRAINT buckets_settings CHECK (default_ttl_ms <= max_ttl_ms),
     CONSTRAINT buckets_period CHECK ((period_every IS NULL) = (period_time_zone IS NULL) AND period_end > period_start),
     CONSTRAINT buckets_instants CHECK (updated_at >= created_at)
 ) WITH (fillfactor = 60);
@@ -117,10 +125,10 @@ CREATE TABLE tokenlease.leases (
     lease_id         tokenlease.lease_id NOT NULL,
     request_hash     tokenlease.hash NOT NULL,
     fingerprint_hash tokenlease.hash NOT NULL,
-    state            text COLLATE "C" NOT NULL,
-    reserved_tokens  tokenlease.tokens NOT NULL,
+    state            tokenlease.lease_state NOT NULL,
+    reserved_tokens  tokenlease.positive_tokens NOT NULL,
     actual_tokens    tokenlease.tokens,
-    ttl_ms           bigint NOT NULL,
+    ttl_ms           tokenlease.milliseconds NOT NULL,
     created_at       timestamptz NOT NULL,
     expires_at       timestamptz NOT NULL,
     settled_at       timestamptz,
@@ -134,13 +142,9 @@ CREATE TABLE tokenlease.leases (
     period_start     timestamptz,
     CONSTRAINT leases_pkey PRIMARY KEY (bucket_key, request_hash),
     CONSTRAINT leases_refused CHECK ((refused_tokens IS NULL) = (refused_commits = 0)),
-    CONSTRAINT leases_state CHECK (
-        (state = 'reserved' AND settled_at IS NULL AND actual_tokens IS NULL)
-        OR (state = 'committed' AND settled_at IS NOT NULL AND actual_tokens IS NOT NULL)
-        OR (state IN ('released', 'expired') AND settled_at IS NOT NULL AND actual_tokens IS NULL)),
-    CONSTRAINT leases_late CHECK (NOT late OR state = 'committed'),
-    CONSTRAINT leases_figures CHECK (reserved_tokens > 0 AND ttl_ms > 0 AND expires_at > created_at),
-    CONSTRAINT leases_settled_in_time CHECK (settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired' OR late))
+    CONSTRAINT leases_state CHECK ((settled_at IS NULL) = (state = 'reserved')
+        AND (actual_tokens IS NULL) = (state <> 'committed') AND (state = 'committed' OR NOT late)),
+    CONSTRAINT leases_settled_in_time CHECK (expires_at > created_at AND settled_at >= created_at AND (settled_at >= expires_at) = (state = 'expired' OR late))
 ) WITH (fillfactor = 60);
 
 -- What is overdue is found from where the bucket's last search ended, and pages of
@@ -162,6 +166,26 @@ CREATE TABLE tokenlease.periods (
     CONSTRAINT periods_pkey PRIMARY KEY (bucket_key, started_at),
     CONSTRAINT periods_instants CHECK (ended_at > started_at),
     CONSTRAINT periods_reserved_range CHECK (reserved_tokens <= 9007199254740991 - used_tokens)
+);
+
+-- What leases have used that were purged, by what tells finance whose it was. '' stands
+-- for none, and -infinity for the time before the first period, so that the key is
+-- whole.
+CREATE TABLE tokenlease.rollups (
+    bucket_key       tokenlease.bucket_key NOT NULL,
+    period_start     timestamptz NOT NULL,
+    hour             timestamptz NOT NULL,
+    cluster          text COLLATE "C" NOT NULL,
+    namespace        text COLLATE "C" NOT NULL,
+    tenant_id        text COLLATE "C" NOT NULL,
+    scoped_key_id    text COLLATE "C" NOT NULL,
+    raise_id         text COLLATE "C" NOT NULL,
+    late             boolean NOT NULL,
+    used_tokens      tokenlease.counter NOT NULL,
+    committed_leases tokenlease.counter NOT NULL,
+    released_leases  tokenlease.counter NOT NULL,
+    expired_leases   tokenlease.counter NOT NULL,
+    CONSTRAINT rollups_pkey PRIMARY KEY (bucket_key, period_start, hour, cluster, namespace, tenant_id, scoped_key_id, raise_id, late)
 );
 
 CREATE INDEX periods_live ON tokenlease.periods (bucket_key) WHERE reserved_tokens > 0;
@@ -258,9 +282,14 @@ CREATE TABLE tokenlease.operations (
     message      text,
     details      jsonb,
     recorded_at  timestamptz NOT NULL,
+    -- An effect of a raise, which is remembered for good.
+    of_raise     boolean NOT NULL GENERATED ALWAYS AS (operation_id ~ ':(activate|restore|revoke|observe-activate|observe-restore)$') STORED,
     CONSTRAINT operations_pkey PRIMARY KEY (bucket_key, operation_id),
     CONSTRAINT operations_id_length CHECK (char_length(operation_id) BETWEEN 1 AND 512)
 );
+
+-- What is older than its bucket's retention is found by its age.
+CREATE INDEX operations_age ON tokenlease.operations (bucket_key, recorded_at) WHERE NOT of_raise;
 
 CREATE TABLE tokenlease.audit (
     bucket_key             text COLLATE "C" NOT NULL,
@@ -462,7 +491,7 @@ CREATE FUNCTION tokenlease.grant_runtime(runtime_role name) RETURNS void
     AS $$
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA tokenlease TO %I', runtime_role);
-    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, tokenlease.periods, '
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON tokenlease.buckets, tokenlease.leases, tokenlease.periods, tokenlease.rollups, '
         'tokenlease.approvals, tokenlease.operations TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT, UPDATE ON tokenlease.raises TO %I', runtime_role);
     EXECUTE format('GRANT SELECT, INSERT ON tokenlease.audit TO %I', runtime_role);

@@ -1,0 +1,164 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/util/cache"
+
+	"github.com/token-lease/operator/internal/ledger"
+)
+
+const (
+	// keepYes and keepNo are how long an answer of the API server is relied on: for so
+	// long a right that was taken away still holds, and one that was given does not yet.
+	keepYes = 30 * time.Second
+	keepNo  = 10 * time.Second
+	// maxAnswers bounds each cache. Yes and no have one each, so that nobody drives the
+	// callers that are known out with made-up tokens.
+	maxAnswers = 8192
+	// reviewTimeout bounds one question to the API server.
+	reviewTimeout = 5 * time.Second
+	// maxReviews are asked at a time; maxWaiting is how many may wait for their turn.
+	maxReviews = 32
+	maxWaiting = 256
+)
+
+// lane bounds how many questions are put to the API server at a time, and how many wait.
+type lane struct {
+	places, turns chan struct{}
+	observer      Observer
+}
+
+func newLane(observer Observer) *lane {
+	return &lane{
+		places: make(chan struct{}, maxReviews+maxWaiting), turns: make(chan struct{}, maxReviews), observer: observer,
+	}
+}
+
+// ask puts one question, in its turn.
+func (l *lane) ask(ctx context.Context, question func(context.Context) error) error {
+	select {
+	case l.places <- struct{}{}:
+		defer func() { <-l.places }()
+	default:
+		return ledger.Errorf(codeOverloaded, "Too many callers wait to be reviewed.")
+	}
+	select {
+	case l.turns <- struct{}{}:
+		defer func() { <-l.turns }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return question(ctx)
+}
+
+// answers keeps what the API server said to a question Q; the zero T stands for no.
+type answers[Q, T comparable] struct {
+	lane    *lane
+	name    string
+	now     func() time.Time
+	yes, no *cache.LRUExpireCache
+	flights singleflight.Group
+}
+
+func newAnswers[Q, T comparable](l *lane, name string, now func() time.Time) *answers[Q, T] {
+	return &answers[Q, T]{
+		lane: l, name: name, now: now,
+		yes: cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
+		no:  cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
+	}
+}
+
+// clock lets a cache go by a function.
+type clock func() time.Time
+
+// Now implements cache.Clock.
+func (c clock) Now() time.Time { return c() }
+
+// get returns the answer to a question: one that is kept, or a new one. A yes is kept no
+// longer than until the given instant, if there is one. Those who ask the same at the
+// same time share one question, which goes on when the first of them gives up.
+func (a *answers[Q, T]) get(ctx context.Context, q Q, until time.Time, ask func(context.Context) (T, error)) (T, error) {
+	var none T
+	if kept, ok := a.kept(q); ok {
+		return kept, nil
+	}
+	arrived := a.flights.DoChan(fmt.Sprintf("%v", q), func() (any, error) {
+		if kept, ok := a.kept(q); ok { // another flight has just landed
+			return kept, nil
+		}
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
+		defer cancel()
+		var said T
+		err := a.lane.ask(asking, func(ctx context.Context) (err error) {
+			said, err = ask(ctx)
+			return err
+		})
+		a.observe(said, err)
+		if err != nil {
+			return none, err
+		}
+		a.keep(q, said, until)
+		return said, nil
+	})
+	select {
+	case <-ctx.Done():
+		return none, ledger.Errorf(codeReviewUnavailable, "The API server did not say in time who the caller is and what it may do.")
+	case flight := <-arrived:
+		if flight.Err != nil {
+			if code := codeOf(flight.Err); code == codeOverloaded {
+				return none, flight.Err
+			}
+			return none, ledger.Errorf(codeReviewUnavailable, "The API server did not say who the caller is and what it may do.").WithCause(flight.Err)
+		}
+		said, _ := flight.Val.(T)
+		return said, nil
+	}
+}
+
+func (a *answers[Q, T]) kept(q Q) (said T, ok bool) {
+	if said, ok := a.keptYes(q); ok {
+		return said, ok
+	}
+	_, ok = a.no.Get(q)
+	return said, ok
+}
+
+func (a *answers[Q, T]) keptYes(q Q) (said T, ok bool) {
+	found, ok := a.yes.Get(q)
+	if !ok {
+		return said, false
+	}
+	said, ok = found.(T)
+	return said, ok
+}
+
+func (a *answers[Q, T]) keep(q Q, said T, until time.Time) {
+	var none T
+	if said == none {
+		a.no.Add(q, struct{}{}, keepNo)
+		return
+	}
+	ttl := keepYes
+	if !until.IsZero() {
+		ttl = min(ttl, until.Sub(a.now()))
+	}
+	if ttl > 0 {
+		a.yes.Add(q, said, ttl)
+	}
+}
+
+func (a *answers[Q, T]) observe(said T, err error) {
+	var none T
+	switch {
+	case err != nil:
+		a.lane.observer.ObserveReview(a.name, "error")
+	case said == none:
+		a.lane.observer.ObserveReview(a.name, "no")
+	default:
+		a.lane.observer.ObserveReview(a.name, "yes")
+	}
+}
