@@ -4,7 +4,7 @@
 #   docker build --tag REGISTRY/token-lease-operator:VERSION .
 #
 # GO_IMAGE is the image of the Go version in go.mod, from wherever you keep it.
-ARG GO_IMAGE=golang:1.26
+ARG GO_IMAGE=golang:1.26.8
 FROM ${GO_IMAGE} AS build
 WORKDIR /src
 # Modules first, so that a change of the source does not fetch them again.
@@ -14,6 +14,7 @@ COPY Makefile ./
 COPY api api
 COPY cmd cmd
 COPY internal internal
+COPY proto proto
 RUN make build-static
 
 FROM scratch
