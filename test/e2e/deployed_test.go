@@ -2,6 +2,8 @@ package e2e_test
 
 import (
 	"debug/elf"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +42,46 @@ func TestStaticProgram(t *testing.T) {
 	output, err := runToEnd(t.Context(), process.Command{Path: path, Args: []string{"version"}, LogFile: dir + "/output"})
 	if err != nil || strings.TrimSpace(output) == "" {
 		t.Errorf("version: %v %s", err, output)
+	}
+}
+
+// Goal: the Dockerfile copies what the program is made of, and builds it with the
+// version of Go that the module asks for: it cannot be tried here.
+func TestDockerfile(t *testing.T) {
+	t.Parallel()
+	dockerfile, err := os.ReadFile(filepath.Join(world.root, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := newDir("dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := runToEnd(t.Context(), process.Command{
+		Path: "/usr/bin/env", Args: []string{"go", "list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", "./cmd/manager"},
+		Env: os.Environ(), Dir: world.root, LogFile: filepath.Join(dir, "output"),
+	})
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, packages)
+	}
+	const module = "github.com/token-lease/operator/"
+	if !strings.Contains(packages, module+"cmd/manager") {
+		t.Fatalf("go list does not name the program:\n%s", packages)
+	}
+	for line := range strings.Lines(packages) {
+		folder, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), module), "/")
+		if !strings.Contains(string(dockerfile), "\nCOPY "+folder+" "+folder+"\n") {
+			t.Errorf("the Dockerfile does not copy %s", folder)
+		}
+	}
+	mod, err := os.ReadFile(filepath.Join(world.root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, version, _ := strings.Cut(string(mod), "\ngo ")
+	version, _, _ = strings.Cut(version, "\n")
+	if !strings.Contains(string(dockerfile), "\nARG GO_IMAGE=golang:"+version+"\n") {
+		t.Errorf("the Dockerfile builds with another version than %s", version)
 	}
 }
 

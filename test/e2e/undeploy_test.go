@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -110,4 +111,53 @@ func (d *deployed) wantUndeployed(t *testing.T) {
 			t.Errorf("%s: the limit is %d, want %d", name, got, temporary)
 		}
 	}
+}
+
+// Goal: who deletes by the one file after all can get out of it as the README says:
+// the objects wait for an operator and are not lost sight of; once it is there again
+// the raise ends, the objects go, and the CRDs with them.
+func TestDeletedByTheOneFile(t *testing.T) {
+	t.Parallel()
+	d := newDeployed(t)
+	if output, err := d.make(t, "build-installer", "DIST="+d.dir); err != nil {
+		t.Fatalf("make build-installer: %v\n%s", err, output)
+	}
+	file := "--filename=" + filepath.Join(d.dir, "install.yaml")
+	installed := func() {
+		d.mustKubectl(t, "", "apply", file)
+		for _, block := range readmeBlocks(t, "Install it") {
+			for line := range strings.Lines(block) {
+				if strings.Contains(line, "create secret") {
+					d.shell(line)
+				}
+			}
+		}
+	}
+	installed()
+	d.wantCRDs(t, true)
+	d.runJob(t)
+	_, managers := d.runReplicas(t)
+	d.raised(t)
+
+	stage(t, "everything is deleted at once, and the managers are gone first")
+	for _, m := range managers {
+		if err := m.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.mustKubectl(t, "", "delete", file, "--wait=false")
+	d.mustKubectl(t, "", "wait", "namespace/"+systemNamespace, "--for=delete", "--timeout=60s")
+	lease := d.lease(t)
+	if err := d.api.Get(call(t), client.ObjectKeyFromObject(lease), lease); err != nil || lease.DeletionTimestamp.IsZero() {
+		t.Fatalf("the lease does not wait for an operator: %v", err)
+	}
+
+	stage(t, "the file is applied again")
+	installed()
+	d.runReplicas(t)
+	d.db.waitLimit(t, d.key(bucketName), normal)
+	d.mustKubectl(t, "", "wait", "--for=delete", "--timeout=120s",
+		"crd/tokenbuckets."+v1alpha1.GroupName, "crd/temporarylimitleases."+v1alpha1.GroupName)
+	d.db.one(t, d.key(bucketName), "RaiseRestored")
+	d.db.one(t, d.key(bucketName), "BucketClosed")
 }
