@@ -106,7 +106,11 @@ func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) 
 // runToEnd runs a command that ends by itself, and returns what it wrote. Unlike
 // os/exec it leaves no child behind when the test process is killed.
 func runToEnd(ctx context.Context, command process.Command) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	return runWithin(ctx, commandTimeout, command)
+}
+
+func runWithin(ctx context.Context, bound time.Duration, command process.Command) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	p, err := process.Start(command)
 	if err != nil {

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -55,42 +57,41 @@ func newDeployed(t *testing.T) *deployed {
 // make runs one of the Makefile's targets against the cluster.
 func (d *deployed) make(t *testing.T, arguments ...string) (string, error) {
 	t.Helper()
-	return runMake(t, append(arguments, "KUBECTL="+d.plane.Kubectl()), "KUBECONFIG="+d.plane.KubeconfigPath())
+	return runMake(t.Context(), commandTimeout, append(arguments, "KUBECTL="+d.plane.Kubectl()), "KUBECONFIG="+d.plane.KubeconfigPath())
 }
 
-func runMake(t *testing.T, arguments []string, env ...string) (string, error) {
-	t.Helper()
+func runMake(ctx context.Context, bound time.Duration, arguments []string, env ...string) (string, error) {
 	dir, err := newDir("make")
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	// The go command needs the caller's own environment: proxies and caches.
-	return runToEnd(t.Context(), process.Command{
+	return runWithin(ctx, bound, process.Command{
 		Path: "/usr/bin/env", Args: append([]string{"make", "--no-print-directory"}, arguments...),
 		Env: append(os.Environ(), env...), Dir: world.root, LogFile: filepath.Join(dir, "output"),
 	})
 }
 
-// staticProgram is the program as it goes into an image.
+// staticProgram builds the program as it goes into an image, once for all tests. Its
+// flags are not those of the tests, so that the first build compiles everything.
 var staticProgram = sync.OnceValues(func() (string, error) {
 	dir, err := newDir("static")
-	return filepath.Join(dir, "manager"), err
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "manager")
+	if output, err := runMake(context.Background(), startTimeout, []string{"build-static", "STATIC=" + path}); err != nil {
+		return "", fmt.Errorf("make build-static: %w: %s", err, output)
+	}
+	return path, nil
 })
 
-var buildStatic sync.Once
-
-// static builds the program of the image, once for all tests.
 func static(t *testing.T) string {
 	t.Helper()
 	path, err := staticProgram()
 	if err != nil {
 		t.Fatal(err)
 	}
-	buildStatic.Do(func() {
-		if output, err := runMake(t, []string{"build-static", "STATIC=" + path}); err != nil {
-			t.Fatalf("make build-static: %v\n%s", err, output)
-		}
-	})
 	return path
 }
 
@@ -143,15 +144,14 @@ func (d *deployed) pod(t *testing.T, name string, spec corev1.PodSpec, container
 	}
 	d.mount(t, p)
 	for _, argument := range container.Args {
-		flag, value, _ := strings.Cut(argument, "=")
+		flag, _, _ := strings.Cut(argument, "=")
 		if strings.HasSuffix(flag, "-bind-address") {
 			port, err := process.FreePort()
 			if err != nil {
 				t.Fatal(err)
 			}
-			value = process.Address(port)
-			p.addresses[flag] = value
-			argument = flag + "=" + value
+			p.addresses[flag] = process.Address(port)
+			argument = flag + "=" + p.addresses[flag]
 		}
 		for theirs, ours := range directories {
 			argument = strings.Replace(argument, "="+theirs+"/", "="+ours+"/", 1)
