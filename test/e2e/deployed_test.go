@@ -119,11 +119,13 @@ func TestDeployed(t *testing.T) {
 	}
 	pods, managers := d.runReplicas(t)
 	d.raised(t)
-	d.wantRights(t)
 	d.wantEvents(t, "RaiseActivated")
+	d.draw(t, managers[0])
 	d.rotate(t, pods, managers)
 	d.passExpiry(t, leaseName)
 	d.waitLease(t, leaseName, restored)
+	d.wantRights(t)
+	d.wantNobodyElseWrites(t)
 	for _, m := range managers {
 		m.terminate(t)
 	}
@@ -174,71 +176,6 @@ func (d *deployed) wantStrictPods(t *testing.T) {
 			t.Error("the manager sees the owner's URL")
 		}
 	}
-}
-
-// managerRights are what the manager may do beyond what every account may: resource,
-// names, verbs. Each line has its reason in the code.
-var managerRights = []string{
-	// It reads specs, keeps its finalizer and its annotation, and writes status; it
-	// never writes a spec, creates or deletes.
-	"temporarylimitleases.budget.tokenlease.dev [] [get list patch watch]",
-	"temporarylimitleases.budget.tokenlease.dev/status [] [patch]",
-	"tokenbuckets.budget.tokenlease.dev [] [get list patch watch]",
-	"tokenbuckets.budget.tokenlease.dev/status [] [patch]",
-	// It tells of transitions.
-	"events.events.k8s.io [] [create patch]",
-	// It asks who a workload is and what that may do; the answers are not stored.
-	"tokenreviews.authentication.k8s.io [] [create]",
-	"subjectaccessreviews.authorization.k8s.io [] [create]",
-	// It asks for the cluster's identity.
-	"namespaces [kube-system] [get]",
-}
-
-// electionRights are what it may do in its own namespace besides.
-var electionRights = []string{
-	"leases.coordination.k8s.io [] [create]",
-	"leases.coordination.k8s.io [" + electionID + "] [get update]",
-	"events [] [create patch]",
-}
-
-// wantRights compares what the manager may do with what its code needs.
-func (d *deployed) wantRights(t *testing.T) {
-	t.Helper()
-	for namespace, want := range map[string][]string{
-		d.namespace: managerRights, "kube-system": managerRights, systemNamespace: slices.Concat(managerRights, electionRights),
-	} {
-		everybody := d.rights(t, "default", namespace)
-		var got []string
-		for _, right := range d.rights(t, serviceAccount, namespace) {
-			if !slices.Contains(everybody, right) {
-				got = append(got, right)
-			}
-		}
-		slices.Sort(got)
-		if want = slices.Sorted(slices.Values(want)); !slices.Equal(got, want) {
-			t.Errorf("in %s the manager may\n%s\nand needs\n%s", namespace, strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
-	}
-}
-
-// rights are what kubectl says that an account may do in a namespace.
-func (d *deployed) rights(t *testing.T, account, namespace string) []string {
-	t.Helper()
-	output := d.mustKubectl(t, "", "auth", "can-i", "--list", "--namespace="+namespace,
-		"--as=system:serviceaccount:"+systemNamespace+":"+account,
-		"--as-group=system:serviceaccounts", "--as-group=system:serviceaccounts:"+systemNamespace, "--as-group=system:authenticated")
-	head, lines, _ := strings.Cut(output, "\n")
-	urls, names, verbs := strings.Index(head, "Non-Resource"), strings.Index(head, "Resource Names"), strings.Index(head, "Verbs")
-	if urls < 0 || names < urls || verbs < names {
-		t.Fatalf("kubectl prints the columns %q", head)
-	}
-	var rights []string
-	for line := range strings.Lines(lines) {
-		if resource := strings.TrimSpace(line[:urls]); resource != "" {
-			rights = append(rights, resource+" "+strings.TrimSpace(line[names:verbs])+" "+strings.TrimSpace(line[verbs:]))
-		}
-	}
-	return rights
 }
 
 // rotate changes the password in the Secret to a wrong one, kills the connections,

@@ -35,6 +35,9 @@ const (
 type deployed struct {
 	*installation
 	shell func(block string) (answers string)
+	// uses is what the managers ask the API server for, at server.
+	uses   *uses
+	server *rest.Config
 }
 
 func newDeployed(t *testing.T) *deployed {
@@ -51,7 +54,9 @@ func newDeployed(t *testing.T) *deployed {
 	password := rand.Text()
 	in.db.onServer(t, "CREATE ROLE "+runtimeRole+" LOGIN PASSWORD '"+password+"'")
 	in.db.runtimeURL = withPassword(t, in.db.ownerURL, runtimeRole, password)
-	return &deployed{installation: in, shell: in.readmeShell(t)}
+	d := &deployed{installation: in, shell: in.readmeShell(t), uses: &uses{}}
+	d.server = d.uses.watched(t, c.plane.RESTConfig())
+	return d
 }
 
 // make runs one of the Makefile's targets against the cluster.
@@ -159,21 +164,19 @@ func (d *deployed) pod(t *testing.T, name string, spec corev1.PodSpec, container
 		p.command.Args = append(p.command.Args, argument)
 	}
 	if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
-		p.command.Env = append(p.command.Env, "KUBECONFIG="+d.account(t, spec.ServiceAccountName))
+		p.command.Env = append(p.command.Env, "KUBECONFIG="+d.identity(t, spec.ServiceAccountName))
 	}
 	return p
 }
 
-// account writes a kubeconfig with a token of a ServiceAccount, such as a pod gets.
-func (d *deployed) account(t *testing.T, name string) string {
+// identity writes a kubeconfig with a token of a ServiceAccount, such as a pod gets.
+func (d *deployed) identity(t *testing.T, name string) string {
 	t.Helper()
 	token := strings.TrimSpace(d.mustKubectl(t, "", "create", "token", name, "--namespace="+systemNamespace, "--duration="+tokenLife))
-	admin := d.plane.RESTConfig()
 	file := filepath.Join(d.dir, name+".kubeconfig")
-	err := controlplane.WriteKubeconfig(file, &rest.Config{
-		Host: admin.Host, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAData: admin.CAData},
-	})
-	if err != nil {
+	config := rest.CopyConfig(d.server)
+	config.BearerToken = token
+	if err := controlplane.WriteKubeconfig(file, config); err != nil {
 		t.Fatal(err)
 	}
 	return file
@@ -239,6 +242,7 @@ func (d *deployed) runReplicas(t *testing.T) (pods []*pod, managers []*manager) 
 		m := &manager{
 			Process: started, worker: name, logFile: p.command.LogFile,
 			metrics: p.addresses["--metrics-bind-address"], health: p.addresses["--health-probe-bind-address"],
+			dataPlane: p.addresses["--data-plane-bind-address"],
 		}
 		t.Cleanup(func() { m.endWith(t) })
 		pods, managers = append(pods, p), append(managers, m)
