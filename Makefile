@@ -19,6 +19,15 @@ BENCH_FLAGS ?=
 # CONFORMANCE_FLAGS are those of hack/conformance: -seed repeats a run.
 CONFORMANCE_FLAGS ?=
 
+# The cluster is the one that KUBECTL finds; REMOVE_TIMEOUT bounds each wait for
+# something to be gone.
+KUBECTL ?= kubectl
+REMOVE_TIMEOUT ?= 2m
+
+# Where the static program and the one file go.
+STATIC ?= bin/manager-static
+DIST ?= dist
+
 MODULES := . hack/bench hack/controlplane hack/tools
 # hack/controlplane has no code of its own: it only names the programs that it pins.
 LINTED := . hack/bench hack/tools
@@ -35,11 +44,15 @@ PROTOC_PLUGINS := $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-connect-go
 .PHONY: help
 help: ## List the targets.
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+		/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: build
 build: ## Build the manager into bin/.
 	go build -o bin/manager ./cmd/manager
+
+.PHONY: build-static
+build-static: ## Build the manager as it goes into an image: static, without paths of this machine.
+	CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(STATIC) ./cmd/manager
 
 .PHONY: demo
 demo: ## Show a raise from beginning to end, from nothing, and clean up.
@@ -93,6 +106,25 @@ verify: verify-generated verify-modules verify-protocol lint ## Check generated 
 	go -C hack/tools vet ./...
 	go -C hack/bench vet ./...
 
+##@ Install
+
+.PHONY: build-installer
+build-installer: ## Write CRDs and operator into one file, dist/install.yaml.
+	mkdir -p $(DIST)
+	$(KUBECTL) kustomize config/installer >$(DIST)/install.yaml
+
+.PHONY: deploy
+deploy: ## Install or upgrade the operator in the current cluster; its Secrets come first.
+	$(KUBECTL) apply --server-side -k config/crd
+	$(KUBECTL) apply --server-side -f config/manager/namespace.yaml
+	@# The template of a Job cannot be changed.
+	$(KUBECTL) delete --ignore-not-found --timeout=$(REMOVE_TIMEOUT) -f config/manager/migration.yaml
+	$(KUBECTL) apply --server-side -k config/default
+
+.PHONY: undeploy
+undeploy: ## Remove the operator; CRDs and all objects stay.
+	KUBECTL='$(KUBECTL)' TIMEOUT='$(REMOVE_TIMEOUT)' hack/undeploy.sh
+
 ##@ Upkeep
 
 .PHONY: generate
@@ -112,7 +144,7 @@ tidy: ## Tidy every module.
 
 .PHONY: clean
 clean: ## Remove what was built; the development environment's programs stay.
-	rm -rf bin
+	rm -rf bin dist
 
 # The parts of test and verify.
 

@@ -76,8 +76,11 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	}
 }
 
-// parse reads flags and refuses what is left over.
+// parse reads flags, then those of the file that --config names, and refuses what is
+// left over.
 func parse(fs *flag.FlagSet, args []string) error {
+	file := fs.String(configFlag, "",
+		"YAML file with flags of this command by their names, without dashes in front. What the command line says wins.")
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(0)
@@ -87,7 +90,7 @@ func parse(fs *flag.FlagSet, args []string) error {
 		fmt.Fprintf(fs.Output(), "unexpected argument %q\n", fs.Arg(0))
 		return errUsage
 	}
-	return nil
+	return readConfig(fs, *file)
 }
 
 func version() string {

@@ -89,6 +89,42 @@ func TestMigrateThatCannotWork(t *testing.T) {
 	}
 }
 
+// Goal: a process that only waits changes nothing, says what it waits for, and goes on
+// once another one has migrated; it ends within its bound where nobody does.
+func TestMigrateWaitOnly(t *testing.T) {
+	t.Setenv(databaseURLEnvironment, postgrestest.NewDatabase(t))
+	var stdout, stderr lines
+	err := dispatch(t.Context(), []string{"migrate", "--wait-only", "--timeout=100ms"}, &stdout, &stderr)
+	if err == nil || !strings.Contains(err.Error(), "wait for the schema: ") {
+		t.Errorf("without anybody who migrates: %v", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- dispatch(t.Context(), []string{"migrate", "--wait-only"}, &stdout, &stderr) }()
+	for !strings.Contains(stderr.String(), "waiting for the schema, up to 5m0s: ") {
+		select {
+		case err := <-ended:
+			t.Fatalf("it did not wait: %v\n%s", err, stderr.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if !strings.Contains(stderr.String(), "run manager migrate") {
+		t.Errorf("it does not say what is missing: %s", stderr.String())
+	}
+	if err := dispatch(t.Context(), []string{"migrate"}, &stdout, &stderr); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(stdout.String(), "applied ") {
+		t.Errorf("nothing was left to the migration: %s", stdout.String())
+	}
+	err = dispatch(t.Context(), []string{"migrate", "--wait-only", "--runtime-role=r"}, &stdout, &stderr)
+	if err == nil || !strings.Contains(err.Error(), "grants nothing") {
+		t.Errorf("with a role: %v", err)
+	}
+}
+
 // lines is a buffer for two goroutines.
 type lines struct {
 	mu     sync.Mutex

@@ -16,8 +16,8 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
-// kstatusOf is what Flux, Argo CD (by its rule for kstatus) and `kustomize wait`
-// make of an object.
+// kstatusOf is what Flux and `kustomize wait` make of an object. It checks that Argo
+// CD makes the same of it, by the script that is shipped.
 func kstatusOf(t *testing.T, object any) status.Status {
 	t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
@@ -28,6 +28,11 @@ func kstatusOf(t *testing.T, object any) status.Status {
 	if err != nil {
 		t.Fatal(err)
 	}
+	kind := "TokenBucket"
+	if _, lease := object.(*v1alpha1.TemporaryLimitLease); lease {
+		kind = "TemporaryLimitLease"
+	}
+	wantHealth(t, healthScripts(t)[kind], content, result.Status)
 	return result.Status
 }
 

@@ -25,7 +25,8 @@ import (
 // The manager's rights on the API: it reads both kinds, patches finalizers and
 // status, and writes events. It needs no right to create, replace or delete.
 //
-// +kubebuilder:rbac:groups=budget.tokenlease.dev,resources=tokenbuckets;temporarylimitleases,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=budget.tokenlease.dev,resources=tokenbuckets;temporarylimitleases,verbs=list;watch;patch
+// +kubebuilder:rbac:groups=budget.tokenlease.dev,resources=temporarylimitleases,verbs=get
 // +kubebuilder:rbac:groups=budget.tokenlease.dev,resources=tokenbuckets/status;temporarylimitleases/status,verbs=patch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 

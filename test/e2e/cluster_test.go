@@ -38,28 +38,36 @@ type cluster struct {
 }
 
 func startCluster(ctx context.Context) (*cluster, error) {
-	plane, err := controlplane.Start(ctx, controlplane.Options{Assets: world.assets, Log: os.Stderr})
+	c, err := startEmptyCluster(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{plane: plane}
 	if err := c.installConfig(ctx); err != nil {
-		return nil, errors.Join(err, plane.Stop(ctx))
+		return nil, errors.Join(err, c.plane.Stop(ctx))
 	}
 	return c, nil
 }
 
-// installConfig applies what a user applies: CRDs and roles.
-func (c *cluster) installConfig(ctx context.Context) error {
+// startEmptyCluster starts a control plane that knows nothing of the operator.
+func startEmptyCluster(ctx context.Context) (*cluster, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return err
+		return nil, err
 	}
+	plane, err := controlplane.Start(ctx, controlplane.Options{Assets: world.assets, Log: os.Stderr})
+	if err != nil {
+		return nil, err
+	}
+	api, err := client.New(plane.RESTConfig(), client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, errors.Join(err, plane.Stop(ctx))
+	}
+	return &cluster{plane: plane, api: api}, nil
+}
+
+// installConfig applies what a user applies: CRDs and roles.
+func (c *cluster) installConfig(ctx context.Context) error {
 	if err := c.plane.InstallCRDs(filepath.Join(world.root, "config", "crd", "bases")); err != nil {
-		return err
-	}
-	var err error
-	if c.api, err = client.New(c.plane.RESTConfig(), client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
 	system := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
@@ -98,7 +106,11 @@ func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) 
 // runToEnd runs a command that ends by itself, and returns what it wrote. Unlike
 // os/exec it leaves no child behind when the test process is killed.
 func runToEnd(ctx context.Context, command process.Command) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	return runWithin(ctx, commandTimeout, command)
+}
+
+func runWithin(ctx context.Context, bound time.Duration, command process.Command) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	p, err := process.Start(command)
 	if err != nil {
@@ -134,6 +146,13 @@ func startOwnCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.stopWith(t)
+	return c
+}
+
+// stopWith stops the control plane at the end of a test.
+func (c *cluster) stopWith(t *testing.T) {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 		defer cancel()
@@ -141,7 +160,6 @@ func startOwnCluster(t *testing.T) *cluster {
 			t.Error(err)
 		}
 	})
-	return c
 }
 
 // newNamespace makes a namespace that no other test uses.

@@ -101,13 +101,19 @@ func TestReadmeInstallAndRemove(t *testing.T) {
 // readmeBlocks are the shell blocks of a section of the README, in their order.
 func readmeBlocks(t *testing.T, section string) []string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(world.root, "README.md"))
+	return docBlocks(t, "README.md", section)
+}
+
+// docBlocks are the shell blocks of a section of a document, in their order.
+func docBlocks(t *testing.T, document, section string) []string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(world.root, document))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, text, found := strings.Cut(string(content), "\n## "+section+"\n")
 	if !found {
-		t.Fatalf("the README has no section %q", section)
+		t.Fatalf("%s has no section %q", document, section)
 	}
 	text, _, _ = strings.Cut(text, "\n## ")
 	text, _, _ = strings.Cut(text, "\n### ")
@@ -148,7 +154,7 @@ func (in *installation) readmeShell(t *testing.T) func(block string) (answers st
 	return shell
 }
 
-// readerShell runs blocks for a reader who has files, the clone's config beside them,
+// readerShell runs blocks for a reader who has files, the clone's config and docs beside them,
 // and the programs of a directory. It returns what was answered so far.
 func readerShell(t *testing.T, programs string, files map[string]string) func(block string) string {
 	t.Helper()
@@ -156,8 +162,10 @@ func readerShell(t *testing.T, programs string, files map[string]string) func(bl
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(world.root, "config"), filepath.Join(home, "config")); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"config", "docs"} {
+		if err := os.Symlink(filepath.Join(world.root, name), filepath.Join(home, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(home, name), []byte(content), 0o600); err != nil {

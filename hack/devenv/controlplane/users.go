@@ -49,11 +49,12 @@ func (c *ControlPlane) ServiceAccountConfig(namespace, name string) (*rest.Confi
 }
 
 // WriteKubeconfig writes a configuration made by UserConfig or
-// ServiceAccountConfig to a file, readable by its owner only.
+// ServiceAccountConfig, or one with a bearer token instead, to a file, readable by its
+// owner only.
 func WriteKubeconfig(path string, config *rest.Config) error {
 	file := api.NewConfig()
 	file.Clusters[contextName] = &api.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	file.AuthInfos[contextName] = &api.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}
+	file.AuthInfos[contextName] = &api.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken}
 	file.Contexts[contextName] = &api.Context{Cluster: contextName, AuthInfo: contextName}
 	file.CurrentContext = contextName
 	content, err := clientcmd.Write(*file)
