@@ -54,7 +54,8 @@
 //	                         | acknowledgement         |
 //	closed bucket            | -                       | bucket_closed for Reserve and Extend; settling works
 //	updatedAt                | moves with the revision | also moves when only evidence was written: a SetLimit that changed
-//	                         |                         | nothing or was refused, a refused actual figure
+//	                         |                         | nothing or was refused, a refused actual figure; and with the timer, or
+//	                         |                         | with how far a long search for overdue leases has come
 //	repeated after trouble   | -                       | a request that the store repeated after an ambiguous error tells of the
 //	                         |                         | bucket as it is at the repetition, as if its caller had repeated it
 //	vanished row             | bucket_not_found        | OpenBucket and ApplyDeclared refuse with bucket_row_missing: it is

@@ -112,8 +112,14 @@ func (r Purge) apply(u *unit) Result {
 		return Result{Purged: &purged}
 	}
 	cutoff := u.now.Add(-b.Settings.Retention)
+	// Leases that have to stay are read with those behind them.
+	read := 0
 	for _, l := range u.view.Leases {
-		if int(purged.Leases) < r.Limit && !u.purged[l] && purgeable(l, cutoff) {
+		if u.purged[l] || l.ExpiresAt.After(cutoff) {
+			continue
+		}
+		read++
+		if int(purged.Leases) < r.Limit && purgeable(l, cutoff) {
 			u.forget(l)
 			purged.Leases++
 		}
@@ -134,7 +140,7 @@ func (r Purge) apply(u *unit) Result {
 		u.changed = true
 	}
 	u.noted = u.noted || purged.Operations > 0
-	purged.More = int(max(purged.Leases, purged.Operations)) == r.Limit
+	purged.More = purged.Leases > 0 && read >= r.Limit || int(purged.Operations) == r.Limit
 	return Result{Purged: &purged}
 }
 

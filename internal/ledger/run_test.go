@@ -54,3 +54,22 @@ func TestPointerWithoutRaise(t *testing.T) {
 		}
 	}
 }
+
+// Goal: a lease that is made after the clock went back expires like any other. Method:
+// a search for overdue leases that came to its bound, and found none to expire; then a
+// clock of an hour before, as after a failover.
+func TestClockBackAfterSearch(t *testing.T) {
+	begin := time.Unix(100_000, 0).UTC()
+	bucket := &Bucket{
+		Key: "b", Limit: 1, Revision: 1, AuditSequence: 1, Settings: DefaultSettings(), CreatedAt: begin, UpdatedAt: begin,
+	}
+	searched := &View{Key: "b", Bucket: bucket, OverdueThrough: begin.Add(time.Hour)}
+	if _, effects := Run(searched, begin.Add(time.Hour), "w", []Request{Touch{Key: "b"}}); effects.Row != RowUpdate || bucket.Revision != 1 {
+		t.Fatalf("the search led to %+v and %+v", effects, bucket)
+	}
+	reserve := Reserve{Key: "b", RequestKey: "k", Fingerprint: "f", Tokens: 1, TTL: time.Second}
+	results, _ := Run(&View{Key: "b", Bucket: bucket}, begin, "w", []Request{reserve})
+	if lease := results[0].Lease; lease == nil || !lease.ExpiresAt.After(bucket.ExpiredThrough) {
+		t.Errorf("the lease is %+v, and leases were expired through %s: it is never found", lease, bucket.ExpiredThrough)
+	}
+}

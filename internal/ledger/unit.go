@@ -87,9 +87,9 @@ func (u *unit) serve(request Request) Result {
 		result.ExpiredLeaseIDs = expiredIDs
 	}
 	u.touch()
-	if b := u.view.Bucket; b != nil && (u.changed || u.noted) {
-		// Evidence moves the bucket's time, which never runs backwards; only a
-		// change moves the revision.
+	if b := u.view.Bucket; b != nil && (u.changed || u.noted || u.rowChanged) {
+		// Whatever is written moves the bucket's time, which never runs backwards; only
+		// a change moves the revision.
 		b.UpdatedAt = u.now
 		u.rowChanged = true
 		if u.changed {

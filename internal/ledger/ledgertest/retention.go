@@ -12,6 +12,7 @@ var retentionStories = []story{
 	{"purged after retention", purgedAfterRetention},
 	{"kept for ever", keptForEver},
 	{"what is not purged", notPurged},
+	{"purged past what is not", purgedPastKept},
 	{"usage adds up", usageAddsUp},
 	{"usage in pages", usageInPages},
 	{"requests that are too old", requestsTooOld},
@@ -166,6 +167,26 @@ func notPurged(w *world) {
 	w.commit(held, 10)
 	w.wantCounters(35, 0)
 	w.wantUsed(35)
+}
+
+// Goal: a lease that has to stay ends no purge of the leases behind it. Method: the
+// oldest one is committed late, and a purge takes fewer than there are.
+func purgedPastKept(w *world) {
+	w.declare(1000, recording, retaining(retention))
+	late := w.reserveFor(10, time.Second)
+	for range 5 {
+		w.use(1)
+	}
+	w.Clock().Advance(retention)
+	w.commit(late, 10)
+	w.Clock().Advance(ledger.DefaultTTL)
+	if n := w.purge(3); n != 5 {
+		w.Errorf("%d leases were purged, want all 5 that were settled long ago", n)
+	}
+	w.wantLease(late.ID, ledger.LeaseCommitted)
+	if len(w.purgeableBuckets()) != 0 {
+		w.Errorf("a bucket can be purged of what has to stay")
+	}
 }
 
 // Goal: usage is told apart by hour, key, raise and lateness, adds up to what was used,

@@ -102,6 +102,62 @@ func TestRowBackDuringItsRaise(t *testing.T) {
 	d.wantInvariants()
 }
 
+// Goal: a row from a backup counts what was spent and reserved since, in the period
+// that has begun since, so that nothing is admitted twice and its leases settle.
+// Method: the row alone is lost, and brought back without a period, within its period,
+// and periods after it.
+func TestRowFromBackupBesideItsLeases(t *testing.T) {
+	for name, test := range map[string]struct {
+		period ledger.PeriodSpec
+		later  time.Duration
+		used   int64
+		rolls  bool
+	}{
+		"without periods":    {ledger.PeriodSpec{}, 2 * hour, 30, false},
+		"in the same period": {ledger.PeriodSpec{Every: ledger.CadenceDay, TimeZone: "Etc/UTC"}, 2 * hour, 30, false},
+		"periods later":      {ledger.PeriodSpec{Every: ledger.CadenceHour, TimeZone: "Asia/Kolkata"}, 3 * hour, 20, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDatabase(t)
+			d.holdClock(start)
+			store := d.store(nil)
+			declaration := declared(testOwner(), 1, 100)
+			declaration.Declaration.Period = test.period
+			do(t, store, declaration)
+			reserve := func(key string, tokens int64) *ledger.Lease {
+				return do(t, store, ledger.Reserve{Key: bucketKey, RequestKey: key, Fingerprint: "f", Tokens: tokens, TTL: hour}).Lease
+			}
+			first, held := reserve("first", 10), reserve("held", 5)
+			d.exec(takeBackup)
+			do(t, store, ledger.Commit{Key: bucketKey, LeaseID: first.ID, ActualTokens: 10})
+			d.setClock(start.Add(test.later))
+			do(t, store, ledger.Commit{Key: bucketKey, LeaseID: reserve("second", 20).ID, ActualTokens: 20})
+			open := reserve("open", 7)
+			before := do(t, store, ledger.Inspect{Key: bucketKey}).Snapshot
+			d.exec(`DELETE FROM tokenlease.buckets`)
+			d.setClock(start.Add(test.later + time.Second))
+			d.exec(restoreBackup)
+
+			s := do(t, store, ledger.Inspect{Key: bucketKey}).Snapshot
+			if s.UsedTokens != test.used || s.ReservedTokens != 7 || s.LeaseRecords != before.LeaseRecords {
+				t.Errorf("the bucket reads %+v, it was %+v", s, before)
+			}
+			if (s.CurrentPeriod == nil) != (before.CurrentPeriod == nil) || s.CurrentPeriod != nil && *s.CurrentPeriod != *before.CurrentPeriod {
+				t.Errorf("its period is %+v, it was %+v", s.CurrentPeriod, before.CurrentPeriod)
+			}
+			if n := value[int64](d, `SELECT count(*) FROM tokenlease.periods`); (n > 0) != test.rolls {
+				t.Errorf("%d periods have ended", n)
+			}
+			do(t, store, ledger.Release{Key: bucketKey, LeaseID: held.ID})
+			do(t, store, ledger.Commit{Key: bucketKey, LeaseID: open.ID, ActualTokens: 7})
+			d.wantInvariants()
+			d.setClock(start.Add(test.later + 100*hour))
+			do(t, store, ledger.Inspect{Key: bucketKey})
+			d.wantInvariants()
+		})
+	}
+}
+
 // Goal: an INSERT that finds the row leaves nothing behind, and the ledger's own
 // rows are not taken for another hand's.
 func TestRowIsNotPlacedTwice(t *testing.T) {

@@ -16,7 +16,10 @@ import (
 const oldestLeases = `
 SELECT` + leaseColumns + `
 FROM unnest($1::text[], $2::bigint[]) AS needed (bucket_key, limit_records)
-JOIN tokenlease.buckets AS b ON b.bucket_key = needed.bucket_key
+CROSS JOIN LATERAL (
+	SELECT * FROM tokenlease.buckets AS it
+	WHERE it.bucket_key = needed.bucket_key
+	OFFSET 0) AS b
 CROSS JOIN LATERAL (
 	SELECT * FROM tokenlease.leases AS one
 	WHERE one.bucket_key = needed.bucket_key AND b.retention_ms > 0
@@ -28,7 +31,10 @@ CROSS JOIN LATERAL (
 const oldestOperations = `
 SELECT o.bucket_key, o.operation_id, o.inputs, o.code, o.message, o.details, o.recorded_at
 FROM unnest($1::text[], $2::bigint[]) AS needed (bucket_key, limit_records)
-JOIN tokenlease.buckets AS b ON b.bucket_key = needed.bucket_key
+CROSS JOIN LATERAL (
+	SELECT * FROM tokenlease.buckets AS it
+	WHERE it.bucket_key = needed.bucket_key
+	OFFSET 0) AS b
 CROSS JOIN LATERAL (
 	SELECT * FROM tokenlease.operations AS one
 	WHERE one.bucket_key = needed.bucket_key AND b.retention_ms > 0

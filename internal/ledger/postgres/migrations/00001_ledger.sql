@@ -400,8 +400,9 @@ CREATE TRIGGER buckets_limit_taken BEFORE UPDATE OF limit_tokens ON tokenlease.b
 -- The ledger says in its transactions that it is the writer. A row that another
 -- hand inserts, such as one from a backup, is of another time: it takes its place
 -- behind what the audit tells, keeps its raise only if that is in force as the row
--- says, gives up the limit that a raise had set which is not, and is due, so that
--- whatever time has made due since is performed.
+-- says, gives up the limit that a raise had set which is not, counts what the leases
+-- say that are there, in the period that has begun since, and is due, so that whatever
+-- time has made due since is performed.
 -- +goose StatementBegin
 CREATE FUNCTION tokenlease.place_row() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -411,6 +412,7 @@ DECLARE
     last_sequence bigint;
     last_epoch bigint;
     raise tokenlease.raises;
+    begun timestamptz;
 BEGIN
     SELECT coalesce(max(a.sequence), 0), coalesce(max(a.limit_epoch), 0) INTO last_sequence, last_epoch
     FROM tokenlease.audit AS a
@@ -425,6 +427,34 @@ BEGIN
         NEW.limit_tokens := coalesce(raise.restore_to_tokens, NEW.limit_tokens);
         NEW.active_raise_id := NULL;
         NEW.limit_epoch := greatest(NEW.limit_epoch, last_epoch) + 1;
+    END IF;
+    begun := greatest(
+        (SELECT max(p.ended_at) FROM tokenlease.periods AS p WHERE p.bucket_key = NEW.bucket_key),
+        (SELECT max(l.period_start) FROM tokenlease.leases AS l WHERE l.bucket_key = NEW.bucket_key),
+        (SELECT max(r.period_start) FROM tokenlease.rollups AS r WHERE r.bucket_key = NEW.bucket_key));
+    IF begun > coalesce(NEW.period_start, '-infinity') THEN
+        -- What the row counts is of a period that has ended, and stands there. The end of
+        -- the one that has begun is that of the calendar.
+        NEW.used_tokens := 0;
+        NEW.reserved_tokens := 0;
+        NEW.period_start := begun;
+        NEW.period_end := CASE WHEN NEW.period_every IS NOT NULL THEN greatest(begun + interval '1 millisecond',
+            (date_trunc(NEW.period_every, begun AT TIME ZONE NEW.period_time_zone) + ('1 ' || NEW.period_every)::interval)
+                AT TIME ZONE NEW.period_time_zone) END;
+    END IF;
+    begun := coalesce(NEW.period_start, '-infinity');
+    -- What was used within a period only grows.
+    NEW.used_tokens := greatest(NEW.used_tokens,
+        (SELECT coalesce(sum(l.actual_tokens), 0) FROM tokenlease.leases AS l
+            WHERE l.bucket_key = NEW.bucket_key AND l.state = 'committed' AND coalesce(l.period_start, '-infinity') = begun)
+        + (SELECT coalesce(sum(r.used_tokens), 0) FROM tokenlease.rollups AS r
+            WHERE r.bucket_key = NEW.bucket_key AND r.period_start = begun));
+    IF EXISTS (SELECT FROM tokenlease.leases AS l WHERE l.bucket_key = NEW.bucket_key) THEN
+        SELECT count(*), coalesce(sum(l.reserved_tokens)
+            FILTER (WHERE l.state = 'reserved' AND coalesce(l.period_start, '-infinity') = begun), 0)
+        INTO NEW.lease_records, NEW.reserved_tokens
+        FROM tokenlease.leases AS l
+        WHERE l.bucket_key = NEW.bucket_key;
     END IF;
     NEW.audit_sequence := greatest(NEW.audit_sequence, last_sequence) + 1;
     NEW.revision := NEW.revision + 1;
