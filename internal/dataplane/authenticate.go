@@ -64,7 +64,7 @@ func (a *authenticator) authenticate(ctx context.Context, header http.Header) (*
 	if err != nil {
 		return nil, err
 	}
-	user, err := a.answers.get(ctx, hash, expiresAt, func(ctx context.Context) (*authenticationv1.UserInfo, error) {
+	user, err := a.answers.get(ctx, "", hash, expiresAt, func(ctx context.Context) (*authenticationv1.UserInfo, error) {
 		return a.review(ctx, token)
 	})
 	if err != nil {

@@ -248,6 +248,47 @@ func TestReviewsAreBounded(t *testing.T) {
 	}
 }
 
+// Goal: neither strangers nor a caller who asks for one bucket after the other keep the API
+// server from being asked about somebody else.
+// Method: reviews of made-up tokens hang, and so does what is asked about one caller, in
+// numbers beyond all bounds; another caller asks for a bucket for the first time.
+func TestReviewsAreShared(t *testing.T) {
+	t.Parallel()
+	const flood = 400
+	w := newWorld(t)
+	for _, known := range []string{worker, other} {
+		w.post(t, w.good(known), "GetBucket", `{"bucket": {"namespace": "tenants", "name": "known"}}`).
+			want(t, "known", http.StatusNotFound, "bucket_not_found")
+	}
+	open := make(chan struct{})
+	w.api.Set(func(a *apiServer) {
+		a.Wait = open
+		a.WaitFor = func(subject string) bool { return subject != worker }
+	})
+	replies := make(chan reply, 2*flood)
+	var running sync.WaitGroup
+	for i := range flood {
+		running.Go(func() {
+			replies <- w.post(t, w.good(fmt.Sprintf("system:serviceaccount:tenants:made-up-%d", i)), "GetBucket", `{`+ofBucket+`}`)
+		})
+		running.Go(func() {
+			replies <- w.post(t, w.good(other), "GetBucket", fmt.Sprintf(`{"bucket": {"namespace": "tenants", "name": "made-up-%d"}}`, i))
+		})
+	}
+	// What is beyond the bounds is turned away, and the rest hangs.
+	for range flood - 32 - 256 + flood - 16 - 128 {
+		select {
+		case r := <-replies:
+			r.wantStatus(t, "beyond the bounds", http.StatusServiceUnavailable)
+		case <-time.After(testBound):
+			t.Fatal("too few were turned away")
+		}
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "somebody else", nil)
+	close(open)
+	running.Wait()
+}
+
 // Goal: one caller cannot take all places: beyond its share it is turned away, and
 // another caller is served.
 func TestShareOfOneCaller(t *testing.T) {

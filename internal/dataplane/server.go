@@ -87,14 +87,14 @@ func New(o Options) *Server {
 		o.Now = time.Now
 	}
 	s := &Server{options: o}
-	l := newLane(o.Observer)
+	// Strangers wait among themselves: what a known caller may do is asked beside them.
 	d := &door{
-		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, l),
+		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, newLane(o.Observer)),
 		share:         max(1, o.Limits.Requests/2), log: o.Log, inside: map[string]int{},
 	}
 	implementation := &service{
 		ledger: o.Ledger, finder: newFinder(o.Ledger.Store().BucketOf, o.Cluster, o.Now),
-		authorizer: newAuthorizer(o.AccessReviews, o.Now, l), expiries: newExpiries(o.Ledger.Store(), o.Now),
+		authorizer: newAuthorizer(o.AccessReviews, o.Now, newLane(o.Observer)), expiries: newExpiries(o.Ledger.Store(), o.Now),
 	}
 	all := connect.WithHandlerOptions(
 		jsonCodecs(), connect.WithReadMaxBytes(int(o.Limits.BodyBytes)), connect.WithCompressMinBytes(compressFrom),
