@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+	"connectrpc.com/grpcreflect"
+
 	"github.com/token-lease/operator/internal/dataplane"
 	"github.com/token-lease/operator/internal/dataplane/dataplanetest"
 )
@@ -306,6 +309,8 @@ func TestShareOfOneCaller(t *testing.T) {
 			return dataplanetest.Cluster, ctx.Err()
 		}
 	})
+	w.post(t, w.good(worker), "GetBucket", `{"bucket": {"namespace": "tenants", "name": "forbidden"}}`).
+		want(t, "known", http.StatusNotFound, "bucket_not_found")
 	// Each asks for a bucket of its own, since those who ask for one share the look.
 	var running sync.WaitGroup
 	done := make(chan reply, 4)
@@ -331,6 +336,54 @@ func TestShareOfOneCaller(t *testing.T) {
 	running.Wait()
 	for range 4 {
 		(<-done).wantOK(t, "a request inside", nil)
+	}
+}
+
+// Goal: strangers who hold on to what is for everybody, or wait to be reviewed, take no
+// places of callers that are known.
+func TestStrangersTakeNoPlaces(t *testing.T) {
+	t.Parallel()
+	const places = 8
+	w := newWorld(t, func(o *dataplane.Options) { o.Limits.Requests = places })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "known", nil)
+
+	reflecting := grpcreflect.NewClient(w.http, w.URL, connect.WithGRPC())
+	held, turnedAway := 0, 0
+	for range 2 * places {
+		stream := reflecting.NewStream(ctx)
+		if _, err := stream.ListServices(); err == nil {
+			held++ // it is in work until it is closed
+		} else if connect.CodeOf(err) == connect.CodeUnavailable {
+			turnedAway++
+		} else {
+			t.Fatal(err)
+		}
+	}
+	if held == 0 || turnedAway == 0 {
+		t.Errorf("%d streams are held and %d were turned away", held, turnedAway)
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "beside streams", nil)
+
+	open := make(chan struct{})
+	w.api.Set(func(a *apiServer) { a.Wait = open })
+	replies := make(chan reply, 2*places)
+	for range 2 * places {
+		go func() { replies <- w.post(t, w.good("made-up"), "GetBucket", `{`+ofBucket+`}`) }()
+	}
+	for range places { // the others wait
+		select {
+		case r := <-replies:
+			r.wantStatus(t, "beyond the bound", http.StatusServiceUnavailable)
+		case <-time.After(testBound):
+			t.Fatal("too few were turned away")
+		}
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "beside strangers", nil)
+	close(open)
+	for range places {
+		<-replies
 	}
 }
 
