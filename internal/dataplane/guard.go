@@ -164,11 +164,15 @@ func (d *door) exit(name string) {
 }
 
 // logFailure writes down what callers are not told: why a thing failed that should not.
+// A fault is told in any case, and what may be repeated only to whoever looks for it, since
+// all callers meet it while the database or the API server is away.
 func logFailure(log logr.Logger, err error) {
-	switch status := statusOf[codeOf(err)]; status {
-	case connect.CodeInternal, connect.CodeUnavailable:
+	status, known := statusOf[codeOf(err)]
+	switch {
+	case !known || status == connect.CodeInternal:
+		log.Error(nil, "a request failed", "code", codeOf(err), "error", err.Error(), "cause", causeOf(err))
+	case status == connect.CodeUnavailable:
 		log.V(1).Info("a request failed", "code", codeOf(err), "error", err.Error(), "cause", causeOf(err))
-	default:
 	}
 }
 
