@@ -14,6 +14,9 @@ const (
 	// minExtend and maxExtend bound the time between two extensions.
 	minExtend = 100 * time.Millisecond
 	maxExtend = time.Minute
+	// minExtendAttempt is for how long an extension is waited for at least: one that takes
+	// less is slow, and not lost.
+	minExtendAttempt = time.Second
 	// abandonTimeout bounds the cleaning up after a reservation whose answer was not
 	// waited for.
 	abandonTimeout = time.Second
@@ -73,12 +76,16 @@ func join(err error, step string, settled error) error {
 	return errors.Join(err, fmt.Errorf("%s the lease: %w", step, settled))
 }
 
-// reserveForWork reserves, and leaves nothing behind if the caller gives up meanwhile.
+// reserveForWork reserves, and leaves nothing behind if the caller gives up meanwhile, or
+// if all repetitions are used up.
 func (c *Client) reserveForWork(ctx context.Context, r Request) (*Lease, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	request := reserveRequest(r)
 	answer, err := repeat(ctx, c, c.service.Reserve, request)
 	if err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || undecided(err) {
 			// The request may have been carried out. Its repetition tells the lease's ID.
 			cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
 			defer cancel()
@@ -103,6 +110,12 @@ func (c *Client) reserveForWork(ctx context.Context, r Request) (*Lease, error) 
 	return lease, nil
 }
 
+// undecided reports whether a request that failed may have been carried out all the same.
+func undecided(err error) bool {
+	var refused *Error
+	return errors.As(err, &refused) && worthRepeating(err, refused)
+}
+
 // keepAlive extends a lease until it is stopped, also after the caller has given up, since
 // work that is winding up still holds its tokens. A lease that may be of an earlier process
 // may be about to end, so it is extended at once. It calls lost when the lease is so.
@@ -110,11 +123,14 @@ func (c *Client) keepAlive(ctx context.Context, lease *Lease, mayBeOld bool, los
 	extending, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	every := min(max(lease.TTL/extendPart, minExtend), maxExtend)
+	// One that hangs must leave time for the next.
+	keeper := *c
+	keeper.retry.Attempt = min(c.retry.Attempt, max(every, minExtendAttempt))
 	go func() {
 		defer close(done)
 		for mayBeOld || sleep(extending, every) {
 			mayBeOld = false
-			_, err := c.Extend(extending, lease.Bucket, lease.ID, lease.TTL)
+			_, err := keeper.Extend(extending, lease.Bucket, lease.ID, lease.TTL)
 			for _, final := range []string{CodeLeaseExpired, CodeLeaseNotFound, CodeLeaseReleased, CodeLeaseCommitted} {
 				if HasCode(err, final) {
 					lost(err)

@@ -3,6 +3,8 @@ package client_test
 import (
 	"context"
 	"errors"
+	"net/http"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"time"
@@ -130,6 +132,90 @@ func TestDoCancelled(t *testing.T) {
 		t.Error(err)
 	}
 	w.wantCounters(t, 3, 0)
+}
+
+// Goal: a reservation whose answers are all lost leaves nothing behind once the client
+// stops repeating it, and a caller that had given up before reserves nothing.
+func TestDoGivesUpReserving(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	work := func(context.Context) (int64, error) {
+		t.Error("the work was done")
+		return 0, nil
+	}
+	w.between.set(nil, func(method string, n int) error {
+		if method == "Reserve" && n <= quick.Attempts {
+			return errCut
+		}
+		return nil
+	})
+	if err := w.client.Do(t.Context(), request(10), work); !client.HasCode(err, client.CodeServerUnreachable) {
+		t.Error(err)
+	}
+	w.wantCounters(t, 0, 0)
+	if leases := w.leases(t); len(leases) != 1 || leases[0].State != ledger.LeaseReleased {
+		t.Errorf("left behind: %+v", leases)
+	}
+
+	before := w.between.count("Reserve")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := w.client.Do(ctx, request(10), work); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := w.between.count("Reserve"); n != before {
+		t.Errorf("a caller that had given up asked %d times", n-before)
+	}
+}
+
+// Goal: an extension that is never answered leaves time for another before the lease ends.
+// Method: attempts may take far longer than the lease lives.
+func TestDoExtensionHangs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	patient := quick
+	patient.Attempt = time.Hour
+	c, err := client.New(client.Options{
+		URL: w.URL, TokenFile: w.tokenFile, HTTPClient: &http.Client{Transport: hanging{w.between}}, Retry: patient, SettleTimeout: testBound,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	extended := make(chan struct{}, 1)
+	w.between.set(nil, func(method string, _ int) error {
+		if method == "Extend" {
+			select {
+			case extended <- struct{}{}:
+			default:
+			}
+		}
+		return nil
+	})
+	r := request(10)
+	r.TTL = 3 * time.Second
+	err = c.Do(t.Context(), r, func(ctx context.Context) (int64, error) {
+		await(t, "another extension", extended)
+		return 7, context.Cause(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	w.wantCounters(t, 7, 0)
+}
+
+// hanging never answers the first extension.
+type hanging struct{ *between }
+
+// RoundTrip implements http.RoundTripper.
+func (h hanging) RoundTrip(request *http.Request) (*http.Response, error) {
+	if filepath.Base(request.URL.Path) == "Extend" && h.count("Hung") == 0 {
+		h.mutex.Lock()
+		h.calls["Hung"]++
+		h.mutex.Unlock()
+		<-request.Context().Done()
+		return nil, request.Context().Err()
+	}
+	return h.between.RoundTrip(request)
 }
 
 // Goal: work that runs longer than the TTL keeps its lease.

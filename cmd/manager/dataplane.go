@@ -111,7 +111,13 @@ func (d *dataPlane) parts(ctx context.Context, restConfig *rest.Config, clusterI
 	}
 	config := rest.CopyConfig(restConfig)
 	config.QPS, config.Burst = reviewQPS, reviewBurst
-	clients, err := kubernetes.NewForConfig(config)
+	// Each has a rate of its own, so that strangers with made-up tokens do not use up that
+	// of questions about who is known.
+	tokens, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	access, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
@@ -123,7 +129,7 @@ func (d *dataPlane) parts(ctx context.Context, restConfig *rest.Config, clusterI
 		Ledger: l, Cluster: (&identity{known: clusterID, ask: func(ctx context.Context) (string, error) {
 			return askClusterID(ctx, config, newScheme())
 		}}).get,
-		TokenReviews: clients.AuthenticationV1().TokenReviews(), AccessReviews: clients.AuthorizationV1().SubjectAccessReviews(),
+		TokenReviews: tokens.AuthenticationV1().TokenReviews(), AccessReviews: access.AuthorizationV1().SubjectAccessReviews(),
 		Audience: d.audience, Limits: d.limits, Observer: metrics, Log: log,
 	})
 	log.Info("workloads are served", "address", listener.Addr().String(), "audience", d.audience, "selfSigned", d.selfSigned)

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -21,38 +22,96 @@ const (
 	maxAnswers = 8192
 	// reviewTimeout bounds one question to the API server.
 	reviewTimeout = 5 * time.Second
-	// maxReviews are asked at a time; maxWaiting is how many may wait for their turn.
+	// maxReviews are asked at a time; maxWaiting is how many may wait for their turn. One
+	// caller may have half of each.
 	maxReviews = 32
 	maxWaiting = 256
 )
 
-// lane bounds how many questions are put to the API server at a time, and how many wait.
+// lane bounds how many questions of one kind are put to the API server at a time, and
+// how many wait.
 type lane struct {
 	places, turns chan struct{}
 	observer      Observer
+
+	mutex sync.Mutex
+	// shares are of those who have asked and not been answered; the others have none.
+	shares map[string]*share
+}
+
+// share is what one caller may have of a lane.
+type share struct {
+	places int
+	turns  chan struct{}
 }
 
 func newLane(observer Observer) *lane {
 	return &lane{
 		places: make(chan struct{}, maxReviews+maxWaiting), turns: make(chan struct{}, maxReviews), observer: observer,
+		shares: map[string]*share{},
 	}
 }
 
-// ask puts one question, in its turn.
-func (l *lane) ask(ctx context.Context, question func(context.Context) error) error {
+// ask puts one question, in its turn. It is about the caller that is named; nobody has a
+// name before its token was reviewed.
+func (l *lane) ask(ctx context.Context, caller string, question func(context.Context) error) error {
 	select {
 	case l.places <- struct{}{}:
 		defer func() { <-l.places }()
 	default:
 		return ledger.Errorf(codeOverloaded, "Too many callers wait to be reviewed.")
 	}
+	if caller != "" {
+		own := l.enter(caller)
+		if own == nil {
+			return ledger.Errorf(codeOverloaded, "Too many questions about this caller wait for their answer.")
+		}
+		defer l.exit(caller, own)
+		// Its own turn comes first, so that who waits for a turn of all waits for few of
+		// each caller's.
+		if err := take(ctx, own.turns); err != nil {
+			return err
+		}
+		defer func() { <-own.turns }()
+	}
+	if err := take(ctx, l.turns); err != nil {
+		return err
+	}
+	defer func() { <-l.turns }()
+	return question(ctx)
+}
+
+func take(ctx context.Context, turns chan struct{}) error {
 	select {
-	case l.turns <- struct{}{}:
-		defer func() { <-l.turns }()
+	case turns <- struct{}{}:
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return question(ctx)
+}
+
+// enter gives a caller a place of its share; nil means that it has none left.
+func (l *lane) enter(caller string) *share {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	own := l.shares[caller]
+	if own == nil {
+		own = &share{turns: make(chan struct{}, maxReviews/2)}
+		l.shares[caller] = own
+	}
+	if own.places >= (maxReviews+maxWaiting)/2 {
+		return nil
+	}
+	own.places++
+	return own
+}
+
+func (l *lane) exit(caller string, own *share) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if own.places--; own.places == 0 {
+		delete(l.shares, caller)
+	}
 }
 
 // answers keeps what the API server said to a question Q; the zero T stands for no.
@@ -78,10 +137,10 @@ type clock func() time.Time
 // Now implements cache.Clock.
 func (c clock) Now() time.Time { return c() }
 
-// get returns the answer to a question: one that is kept, or a new one. A yes is kept no
-// longer than until the given instant, if there is one. Those who ask the same at the
+// get returns the answer to a question about a caller: one that is kept, or a new one. A
+// yes is kept no longer than until the given instant, if there is one. Those who ask the same at the
 // same time share one question, which goes on when the first of them gives up.
-func (a *answers[Q, T]) get(ctx context.Context, q Q, until time.Time, ask func(context.Context) (T, error)) (T, error) {
+func (a *answers[Q, T]) get(ctx context.Context, caller string, q Q, until time.Time, ask func(context.Context) (T, error)) (T, error) {
 	var none T
 	if kept, ok := a.kept(q); ok {
 		return kept, nil
@@ -93,7 +152,7 @@ func (a *answers[Q, T]) get(ctx context.Context, q Q, until time.Time, ask func(
 		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
 		var said T
-		err := a.lane.ask(asking, func(ctx context.Context) (err error) {
+		err := a.lane.ask(asking, caller, func(ctx context.Context) (err error) {
 			said, err = ask(ctx)
 			return err
 		})

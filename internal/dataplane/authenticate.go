@@ -49,8 +49,9 @@ func unauthenticated(format string, args ...any) *ledger.Error {
 }
 
 // authenticate says who shows the token of a request's header. Only the token counts:
-// headers that speak for somebody else are not read.
-func (a *authenticator) authenticate(ctx context.Context, header http.Header) (*authenticationv1.UserInfo, error) {
+// headers that speak for somebody else are not read. Who is not known takes one of the
+// strangers' places meanwhile.
+func (a *authenticator) authenticate(ctx context.Context, header http.Header, strangers chan struct{}) (*authenticationv1.UserInfo, error) {
 	token, err := bearerToken(header)
 	if err != nil {
 		return nil, err
@@ -64,7 +65,13 @@ func (a *authenticator) authenticate(ctx context.Context, header http.Header) (*
 	if err != nil {
 		return nil, err
 	}
-	user, err := a.answers.get(ctx, hash, expiresAt, func(ctx context.Context) (*authenticationv1.UserInfo, error) {
+	select {
+	case strangers <- struct{}{}:
+		defer func() { <-strangers }()
+	default:
+		return nil, ledger.Errorf(codeOverloaded, "Too many callers wait to be reviewed.")
+	}
+	user, err := a.answers.get(ctx, "", hash, expiresAt, func(ctx context.Context) (*authenticationv1.UserInfo, error) {
 		return a.review(ctx, token)
 	})
 	if err != nil {

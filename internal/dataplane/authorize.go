@@ -50,7 +50,7 @@ func newAuthorizer(reviewer accessReviewer, now func() time.Time, lane *lane) *a
 // may reports whether a user may do something with a subresource of one TokenBucket.
 func (a *authorizer) may(ctx context.Context, user *authenticationv1.UserInfo, verb, subresource, namespace, name string) (bool, error) {
 	question := access{user: user, verb: verb, subresource: subresource, namespace: namespace, named: name}
-	return a.answers.get(ctx, question, time.Time{}, func(ctx context.Context) (bool, error) {
+	return a.answers.get(ctx, user.Username, question, time.Time{}, func(ctx context.Context) (bool, error) {
 		return a.review(ctx, question)
 	})
 }

@@ -66,22 +66,38 @@ func (e *expiries) at(ctx context.Context, key string) (time.Time, bool) {
 func (e *expiries) look(ctx context.Context, key string) (time.Time, error) {
 	var at time.Time
 	changes, err := e.store.Changes(ctx, []ledger.KnownRevision{{Key: key}})
-	if err != nil {
+	if err != nil || len(changes) == 0 || changes[0].Snapshot == nil {
 		return at, err
 	}
-	for _, change := range changes {
-		if change.Snapshot != nil && change.Snapshot.CurrentPeriod != nil {
-			at = change.Snapshot.CurrentPeriod.EndsAt
-		}
+	bucket := changes[0].Snapshot
+	if bucket.CurrentPeriod != nil {
+		at = bucket.CurrentPeriod.EndsAt
+	}
+	if bucket.ReservedTokens == 0 {
+		return at, nil
 	}
 	leases, err := e.store.Leases(ctx, key, ledger.LeasePosition{ExpiresAt: e.now()}, lookAhead)
 	if err != nil {
-		return at, err
+		return time.Time{}, err
 	}
 	for _, lease := range leases {
-		if lease.State == ledger.LeaseReserved && (at.IsZero() || lease.ExpiresAt.Before(at)) {
+		if !at.IsZero() && !lease.ExpiresAt.Before(at) {
+			return at, nil
+		}
+		if lease.State == ledger.LeaseReserved && ofCurrentPeriod(lease, bucket) {
 			return lease.ExpiresAt, nil
 		}
 	}
+	if len(leases) == lookAhead {
+		return time.Time{}, nil // the one that stands is further on
+	}
 	return at, nil
+}
+
+// ofCurrentPeriod reports whether the tokens of a lease go back to the period that is
+// running. The first one of a bucket has no start, and is shown from its creation on.
+func ofCurrentPeriod(lease *ledger.Lease, bucket *ledger.Snapshot) bool {
+	current := bucket.CurrentPeriod
+	return current == nil || lease.PeriodStart.Equal(current.StartedAt) ||
+		lease.PeriodStart.IsZero() && current.StartedAt.Equal(bucket.CreatedAt)
 }

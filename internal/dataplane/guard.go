@@ -22,6 +22,9 @@ const (
 	labelOK      = "ok"
 )
 
+// servicePath is where the procedures are that a caller must be known for.
+const servicePath = "/" + tokenleasev1alpha1connect.LedgerServiceName + "/"
+
 // Observer is told of what was served.
 type Observer interface {
 	// ObserveRequest is called once a request is answered. procedure is a method of
@@ -51,9 +54,11 @@ func visitOf(ctx context.Context) *visit {
 // guard stands before every handler: it bounds how many requests are in work, how long
 // one may take and how much it may send, and counts them.
 type guard struct {
-	next     http.Handler
-	limits   Limits
-	places   chan struct{}
+	next   http.Handler
+	limits Limits
+	// places are for requests to LedgerService, public ones for what is for everybody.
+	places, public chan struct{}
+
 	observer Observer
 	writer   *connect.ErrorWriter
 }
@@ -72,9 +77,13 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		g.observer.ObserveRequest(procedure, v.code, time.Since(started))
 	}()
+	places := g.public
+	if strings.HasPrefix(r.URL.Path, servicePath) {
+		places = g.places
+	}
 	select {
-	case g.places <- struct{}{}:
-		defer func() { <-g.places }()
+	case places <- struct{}{}:
+		defer func() { <-places }()
 	default:
 		g.refuse(w, r, v, ledger.Errorf(codeOverloaded, "This replica has as many requests in work as it may."))
 		return
@@ -97,7 +106,7 @@ func (g *guard) refuse(w http.ResponseWriter, r *http.Request, v *visit, err *le
 
 // labelOf is the procedure of a path, one of few.
 func labelOf(path string) string {
-	name, ours := strings.CutPrefix(path, "/"+tokenleasev1alpha1connect.LedgerServiceName+"/")
+	name, ours := strings.CutPrefix(path, servicePath)
 	switch name {
 	case "Reserve", "Commit", "Release", "Extend", "GetBucket", "ListLeases", "ListUsage", "ListAudit":
 		if ours {
@@ -111,7 +120,9 @@ func labelOf(path string) string {
 type door struct {
 	authenticator *authenticator
 	share         int
-	log           logr.Logger
+	// strangers are the places of those whose token is not known.
+	strangers chan struct{}
+	log       logr.Logger
 
 	mutex sync.Mutex
 	// inside counts the requests in work by user name; who has none is not in it.
@@ -120,7 +131,7 @@ type door struct {
 
 // gate is a connect.RequestGateFunc: it runs before anything of the body is read.
 func (d *door) gate(ctx context.Context, _ connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
-	user, err := d.authenticator.authenticate(ctx, header)
+	user, err := d.authenticator.authenticate(ctx, header, d.strangers)
 	if err == nil && !d.enter(user.Username) {
 		err = ledger.Errorf(codeOverloaded, "This caller has as many requests in work as it may.")
 	}
@@ -153,11 +164,15 @@ func (d *door) exit(name string) {
 }
 
 // logFailure writes down what callers are not told: why a thing failed that should not.
+// A fault is told in any case, and what may be repeated only to whoever looks for it, since
+// all callers meet it while the database or the API server is away.
 func logFailure(log logr.Logger, err error) {
-	switch status := statusOf[codeOf(err)]; status {
-	case connect.CodeInternal, connect.CodeUnavailable:
+	status, known := statusOf[codeOf(err)]
+	switch {
+	case !known || status == connect.CodeInternal:
+		log.Error(nil, "a request failed", "code", codeOf(err), "error", err.Error(), "cause", causeOf(err))
+	case status == connect.CodeUnavailable:
 		log.V(1).Info("a request failed", "code", codeOf(err), "error", err.Error(), "cause", causeOf(err))
-	default:
 	}
 }
 

@@ -10,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+	"connectrpc.com/grpcreflect"
+
 	"github.com/token-lease/operator/internal/dataplane"
 	"github.com/token-lease/operator/internal/dataplane/dataplanetest"
 )
@@ -248,6 +251,47 @@ func TestReviewsAreBounded(t *testing.T) {
 	}
 }
 
+// Goal: neither strangers nor a caller who asks for one bucket after the other keep the API
+// server from being asked about somebody else.
+// Method: reviews of made-up tokens hang, and so does what is asked about one caller, in
+// numbers beyond all bounds; another caller asks for a bucket for the first time.
+func TestReviewsAreShared(t *testing.T) {
+	t.Parallel()
+	const flood = 400
+	w := newWorld(t)
+	for _, known := range []string{worker, other} {
+		w.post(t, w.good(known), "GetBucket", `{"bucket": {"namespace": "tenants", "name": "known"}}`).
+			want(t, "known", http.StatusNotFound, "bucket_not_found")
+	}
+	open := make(chan struct{})
+	w.api.Set(func(a *apiServer) {
+		a.Wait = open
+		a.WaitFor = func(subject string) bool { return subject != worker }
+	})
+	replies := make(chan reply, 2*flood)
+	var running sync.WaitGroup
+	for i := range flood {
+		running.Go(func() {
+			replies <- w.post(t, w.good(fmt.Sprintf("system:serviceaccount:tenants:made-up-%d", i)), "GetBucket", `{`+ofBucket+`}`)
+		})
+		running.Go(func() {
+			replies <- w.post(t, w.good(other), "GetBucket", fmt.Sprintf(`{"bucket": {"namespace": "tenants", "name": "made-up-%d"}}`, i))
+		})
+	}
+	// What is beyond the bounds is turned away, and the rest hangs.
+	for range flood - 32 - 256 + flood - 16 - 128 {
+		select {
+		case r := <-replies:
+			r.wantStatus(t, "beyond the bounds", http.StatusServiceUnavailable)
+		case <-time.After(testBound):
+			t.Fatal("too few were turned away")
+		}
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "somebody else", nil)
+	close(open)
+	running.Wait()
+}
+
 // Goal: one caller cannot take all places: beyond its share it is turned away, and
 // another caller is served.
 func TestShareOfOneCaller(t *testing.T) {
@@ -265,6 +309,8 @@ func TestShareOfOneCaller(t *testing.T) {
 			return dataplanetest.Cluster, ctx.Err()
 		}
 	})
+	w.post(t, w.good(worker), "GetBucket", `{"bucket": {"namespace": "tenants", "name": "forbidden"}}`).
+		want(t, "known", http.StatusNotFound, "bucket_not_found")
 	// Each asks for a bucket of its own, since those who ask for one share the look.
 	var running sync.WaitGroup
 	done := make(chan reply, 4)
@@ -290,6 +336,54 @@ func TestShareOfOneCaller(t *testing.T) {
 	running.Wait()
 	for range 4 {
 		(<-done).wantOK(t, "a request inside", nil)
+	}
+}
+
+// Goal: strangers who hold on to what is for everybody, or wait to be reviewed, take no
+// places of callers that are known.
+func TestStrangersTakeNoPlaces(t *testing.T) {
+	t.Parallel()
+	const places = 8
+	w := newWorld(t, func(o *dataplane.Options) { o.Limits.Requests = places })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "known", nil)
+
+	reflecting := grpcreflect.NewClient(w.http, w.URL, connect.WithGRPC())
+	held, turnedAway := 0, 0
+	for range 2 * places {
+		stream := reflecting.NewStream(ctx)
+		if _, err := stream.ListServices(); err == nil {
+			held++ // it is in work until it is closed
+		} else if connect.CodeOf(err) == connect.CodeUnavailable {
+			turnedAway++
+		} else {
+			t.Fatal(err)
+		}
+	}
+	if held == 0 || turnedAway == 0 {
+		t.Errorf("%d streams are held and %d were turned away", held, turnedAway)
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "beside streams", nil)
+
+	open := make(chan struct{})
+	w.api.Set(func(a *apiServer) { a.Wait = open })
+	replies := make(chan reply, 2*places)
+	for range 2 * places {
+		go func() { replies <- w.post(t, w.good("made-up"), "GetBucket", `{`+ofBucket+`}`) }()
+	}
+	for range places { // the others wait
+		select {
+		case r := <-replies:
+			r.wantStatus(t, "beyond the bound", http.StatusServiceUnavailable)
+		case <-time.After(testBound):
+			t.Fatal("too few were turned away")
+		}
+	}
+	w.post(t, w.good(worker), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "beside strangers", nil)
+	close(open)
+	for range places {
+		<-replies
 	}
 }
 

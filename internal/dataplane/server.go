@@ -27,7 +27,9 @@ type Limits struct {
 	Connections int
 	// Streams may be open at a time on one connection.
 	Streams int
-	// Requests may be in work at a time; more are refused. One caller may have half.
+	// Requests may be in work at a time; more are refused. One caller may have half, those
+	// whose token is not known yet a quarter. What is for everybody, which is health and
+	// the description of the protocol, may have a sixteenth beside them.
 	Requests int
 	// RequestTimeout bounds one request from its header to its answer.
 	RequestTimeout time.Duration
@@ -87,14 +89,15 @@ func New(o Options) *Server {
 		o.Now = time.Now
 	}
 	s := &Server{options: o}
-	l := newLane(o.Observer)
+	// Strangers wait among themselves: what a known caller may do is asked beside them.
 	d := &door{
-		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, l),
-		share:         max(1, o.Limits.Requests/2), log: o.Log, inside: map[string]int{},
+		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, newLane(o.Observer)),
+		share:         max(1, o.Limits.Requests/2), strangers: make(chan struct{}, max(1, o.Limits.Requests/4)),
+		log: o.Log, inside: map[string]int{},
 	}
 	implementation := &service{
 		ledger: o.Ledger, finder: newFinder(o.Ledger.Store().BucketOf, o.Cluster, o.Now),
-		authorizer: newAuthorizer(o.AccessReviews, o.Now, l), expiries: newExpiries(o.Ledger.Store(), o.Now),
+		authorizer: newAuthorizer(o.AccessReviews, o.Now, newLane(o.Observer)), expiries: newExpiries(o.Ledger.Store(), o.Now),
 	}
 	all := connect.WithHandlerOptions(
 		jsonCodecs(), connect.WithReadMaxBytes(int(o.Limits.BodyBytes)), connect.WithCompressMinBytes(compressFrom),
@@ -109,6 +112,7 @@ func New(o Options) *Server {
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, all))
 	s.handler = &guard{
 		next: mux, limits: o.Limits, places: make(chan struct{}, o.Limits.Requests),
+		public:   make(chan struct{}, max(1, o.Limits.Requests/16)),
 		observer: o.Observer, writer: connect.NewErrorWriter(),
 	}
 	return s

@@ -8,18 +8,22 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/client-go/util/cert"
 
 	"github.com/token-lease/operator/internal/dataplane"
 	"github.com/token-lease/operator/internal/dataplane/dataplanetest"
+	"github.com/token-lease/operator/internal/ledger"
 	"github.com/token-lease/operator/internal/telemetry"
 	"github.com/token-lease/operator/proto/tokenlease/v1alpha1/tokenleasev1alpha1connect"
 )
@@ -264,4 +268,49 @@ func TestMetrics(t *testing.T) {
 	if len(got) != 8 {
 		t.Errorf("there are %d series: %v", len(got), got)
 	}
+}
+
+// Goal: why a request failed that should not is in the log without having been asked for,
+// as its answer says; what callers did wrong, and what may be repeated, is not.
+func TestFaultsAreLogged(t *testing.T) {
+	t.Parallel()
+	var mutex sync.Mutex
+	var lines []string
+	logged := func() []string {
+		mutex.Lock()
+		defer mutex.Unlock()
+		return slices.Clone(lines)
+	}
+	fault := errors.New("the disk is on fire")
+	w := newWorld(t, func(o *dataplane.Options) {
+		o.Log = funcr.New(func(_, text string) {
+			mutex.Lock()
+			defer mutex.Unlock()
+			lines = append(lines, text)
+		}, funcr.Options{})
+		o.Ledger = ledger.New(faulty{o.Ledger.Store(), ledger.Errorf(ledger.CodeStateCorrupt, "It cannot be read.").WithCause(fault)}, nil)
+	})
+	mine := w.good(worker)
+	w.post(t, mine, "Reserve", `{`+ofBucket+`, "requestKey": "", "tokens": 1}`).wantStatus(t, "a caller's mistake", http.StatusBadRequest)
+	w.api.Set(func(a *apiServer) { a.Down = true })
+	w.post(t, w.good(other), "GetBucket", `{`+ofBucket+`}`).want(t, "to be repeated", http.StatusServiceUnavailable, "review_unavailable")
+	w.api.Set(func(a *apiServer) { a.Down = false })
+	if got := logged(); len(got) > 0 {
+		t.Errorf("logged %q", got)
+	}
+	w.post(t, mine, "ListLeases", `{`+ofBucket+`}`).want(t, "a fault", http.StatusInternalServerError, "state_corrupt")
+	if got := logged(); len(got) != 1 || !strings.Contains(got[0], fault.Error()) || strings.Contains(got[0], mine) {
+		t.Errorf("logged %q, want one line with the cause", got)
+	}
+}
+
+// faulty is a store whose leases cannot be listed.
+type faulty struct {
+	ledger.Store
+
+	err error
+}
+
+func (f faulty) Leases(context.Context, string, ledger.LeasePosition, int) ([]*ledger.Lease, error) {
+	return nil, f.err
 }

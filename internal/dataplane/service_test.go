@@ -268,6 +268,55 @@ func TestPeriods(t *testing.T) {
 	w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "b", "tokens": 10}`).wantOK(t, "in the next period", nil)
 }
 
+// Goal: a refusal for lack of tokens never names the end of the period while a lease may
+// expire before, nor the expiry of a lease whose tokens another period gets back.
+// Method: more leases than are looked at were settled and expire before the one that
+// stands; in the next period that one still stands, and is of the past.
+func TestRetryAfterIsOfThisPeriod(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	settings := ledger.DefaultSettings()
+	settings.MaxTTL = 24 * time.Hour
+	w.declareWith(t, "hourly", ledger.Declaration{
+		Limit: 100, TenantID: "hourly", ConflictPolicy: ledger.ConflictReview, Settings: settings,
+		Period: ledger.PeriodSpec{Every: ledger.CadenceHour, TimeZone: "Etc/UTC"},
+	})
+	mine := w.good(worker)
+	const hourly = `"bucket": {"namespace": "tenants", "name": "hourly"}`
+	var first settled
+	w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "first", "tokens": 100, "ttl": "90s"}`).wantOK(t, "reserve", &first)
+	refused := w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "b", "tokens": 1}`)
+	if got := refused.header.Get("Retry-After"); got != "90" {
+		t.Errorf("Retry-After is %q, and a lease expires in 90 seconds", got)
+	}
+	w.post(t, mine, "Release", `{`+hourly+`, "leaseId": "`+first.Lease.ID+`"}`).wantOK(t, "release", nil)
+	w.clock.Advance(2 * time.Second) // what was found is forgotten
+	for i := range 70 {
+		var lease settled
+		w.post(t, mine, "Reserve", fmt.Sprintf(`{`+hourly+`, "requestKey": "settled-%d", "tokens": 1, "ttl": "60s"}`, i)).wantOK(t, "reserve", &lease)
+		w.post(t, mine, "Commit", `{`+hourly+`, "leaseId": "`+lease.Lease.ID+`", "actualTokens": 1}`).wantOK(t, "commit", nil)
+	}
+	w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "stands", "tokens": 30, "ttl": "120s"}`).wantOK(t, "reserve", nil)
+	refused = w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "b", "tokens": 1}`)
+	refused.want(t, "full", http.StatusTooManyRequests, "budget_exceeded")
+	if got := refused.header.Get("Retry-After"); got != "" && got != "120" {
+		t.Errorf("Retry-After is %q, and a lease expires in 120 seconds", got)
+	}
+
+	end := w.clock.Now().Truncate(time.Hour).Add(time.Hour)
+	w.clock.Set(end.Add(-time.Second))
+	w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "long", "tokens": 30, "ttl": "600s"}`).wantOK(t, "reserve", nil)
+	w.clock.Set(end.Add(time.Second))
+	mine = w.good(worker)
+	var all settled
+	w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "all", "tokens": 100, "ttl": "7200s"}`).wantOK(t, "in the next period", &all)
+	refused = w.post(t, mine, "Reserve", `{`+hourly+`, "requestKey": "c", "tokens": 1}`)
+	refused.want(t, "full again", http.StatusTooManyRequests, "budget_exceeded")
+	if got := refused.header.Get("Retry-After"); got != "3599" {
+		t.Errorf("Retry-After is %q, want the 3599 seconds to the end of the period", got)
+	}
+}
+
 // Goal: usage comes in pages that add up to what the bucket has used, by hour; a bound of
 // hours leaves out what lies beyond.
 func TestUsage(t *testing.T) {
