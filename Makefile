@@ -95,8 +95,8 @@ bench-sweep: ## Measure how late raises are restored that are due together.
 .PHONY: lint
 lint: $(GOLANGCI_LINT) $(BUF) ## Run the linters.
 	@for module in $(LINTED); do echo "golangci-lint: $$module"; \
-		(cd $$module && $(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml ./...); done
-	$(GOLANGCI_LINT) run --config .golangci-api.yml ./api/...
+		(cd $$module && $(GOLANGCI_LINT) run --allow-parallel-runners --config $(CURDIR)/.golangci.yml ./...); done
+	$(GOLANGCI_LINT) run --allow-parallel-runners --config .golangci-api.yml ./api/...
 	$(BUF) lint
 
 .PHONY: verify
