@@ -29,7 +29,7 @@ import (
 )
 
 // shutdownGrace bounds how long the process takes to end once it is told to. It
-// is shorter than the 30 s that Kubernetes grants.
+// is shorter than what config/manager grants.
 const shutdownGrace = 20 * time.Second
 
 // closeGrace bounds how long the connections to the ledger may take to come back

@@ -748,7 +748,7 @@ type ListLeasesRequest struct {
 	Bucket *BucketName `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`
 	// How many leases to answer at most: 1 to 500; 0 means 100.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// Where to go on: next_page_token of the page before, at most 512 characters.
+	// Where to go on: next_page_token of the page before, at most 4096 characters.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
