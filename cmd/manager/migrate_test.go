@@ -95,7 +95,8 @@ func TestMigrateWaitOnly(t *testing.T) {
 	t.Setenv(databaseURLEnvironment, postgrestest.NewDatabase(t))
 	var stdout, stderr lines
 	err := dispatch(t.Context(), []string{"migrate", "--wait-only", "--timeout=100ms"}, &stdout, &stderr)
-	if err == nil || !strings.Contains(err.Error(), "wait for the schema: ") {
+	// On a slow machine it does not even reach the database within that.
+	if err == nil || !strings.Contains(err.Error(), "wait for the schema: ") && !strings.Contains(err.Error(), "reach the database: ") {
 		t.Errorf("without anybody who migrates: %v", err)
 	}
 	ended := make(chan error, 1)
