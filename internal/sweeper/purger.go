@@ -14,9 +14,9 @@ const (
 	// purgeChunk is how many leases one transaction removes: few enough that who waits
 	// for the bucket meanwhile hardly notices.
 	purgeChunk = 250
-	// purgeBuckets is how many buckets one look finds.
-	purgeBuckets = 100
-	// purgeRest is how long a look is left alone that found nothing more.
+	// purgeBuckets is how many buckets one look goes through.
+	purgeBuckets = 500
+	// purgeRest is the time between two rounds.
 	purgeRest = time.Minute
 	// purgePause bounds the rest between two chunks from below, and purgeShare is how
 	// many times as long as a chunk took it is.
@@ -38,11 +38,12 @@ type Purger struct {
 	observer PurgeObserver
 	log      logr.Logger
 	rest     time.Duration
+	look     int
 }
 
 // NewPurger returns a purger.
 func NewPurger(l *ledger.Ledger, observer PurgeObserver, log logr.Logger) *Purger {
-	return &Purger{ledger: l, observer: observer, log: log, rest: purgeRest}
+	return &Purger{ledger: l, observer: observer, log: log, rest: purgeRest, look: purgeBuckets}
 }
 
 // Run purges until the context ends.
@@ -60,7 +61,7 @@ func (p *Purger) round(ctx context.Context) error {
 	after := ""
 	for ctx.Err() == nil {
 		step, cancel := context.WithTimeout(ctx, purgeTimeout)
-		keys, err := p.ledger.Store().Purgeable(step, after, purgeBuckets)
+		keys, next, err := p.ledger.Store().Purgeable(step, after, p.look)
 		cancel()
 		if err != nil {
 			return err
@@ -68,10 +69,10 @@ func (p *Purger) round(ctx context.Context) error {
 		for _, key := range keys {
 			p.purge(ctx, key)
 		}
-		if len(keys) < purgeBuckets {
+		if next == "" {
 			return nil
 		}
-		after = keys[len(keys)-1]
+		after = next
 	}
 	return nil
 }

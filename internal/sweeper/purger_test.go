@@ -127,7 +127,7 @@ func TestPurgeBesideTraffic(t *testing.T) {
 // Goal: a round finds every bucket that has something old, whatever their number, and
 // leaves the others alone; a bucket that somebody holds is left for another time.
 func TestPurgeRound(t *testing.T) {
-	const buckets = purgeBuckets + 20
+	const look, buckets = 50, 70
 	c := newCluster(t, postgrestest.NewDatabase(t))
 	store := c.store("replica-0", nil)
 	var open []ledger.Request
@@ -144,6 +144,7 @@ func TestPurgeRound(t *testing.T) {
 	c.exec(`SELECT FROM tokenlease.buckets WHERE bucket_key = 'bucket-007' FOR UPDATE`)
 	seen := &purgeCounts{}
 	purger := NewPurger(ledger.New(store, nil), seen, logr.Discard())
+	purger.look = look
 	if err := purger.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -71,14 +71,10 @@ ON CONFLICT (bucket_key, period_start, hour, cluster, namespace, tenant_id, scop
 
 const deleteRollups = `DELETE FROM tokenlease.rollups WHERE bucket_key = ANY ($1::text[])`
 
-// purgeable finds buckets whose oldest records are older than their retention. A lease
-// that is overdue since then has to be expired first, which Purge does.
-const purgeable = `
-SELECT b.bucket_key
-FROM tokenlease.buckets AS b
-CROSS JOIN LATERAL (
-	SELECT (SELECT tokenlease.ledger_now()) - b.retention_ms * interval '1 millisecond' AS cutoff) AS kept
-WHERE b.bucket_key > $1::text AND b.retention_ms > 0
+// lookForOld looks through $2 buckets for records that are older than their retention.
+// A lease that is overdue since then has to be expired first, which Purge does.
+const lookForOld = `
+SELECT b.bucket_key, b.retention_ms > 0
   AND (EXISTS (
 		SELECT FROM (
 			SELECT * FROM tokenlease.leases AS one
@@ -86,9 +82,16 @@ WHERE b.bucket_key > $1::text AND b.retention_ms > 0
 			ORDER BY one.expires_at
 			LIMIT $3::bigint) AS l
 		WHERE l.state = 'reserved' OR greatest(l.settled_at, l.imported_at) <= kept.cutoff)
-	OR EXISTS (
-		SELECT FROM tokenlease.operations AS o
-		WHERE o.bucket_key = b.bucket_key AND o.recorded_at <= kept.cutoff AND NOT o.of_raise))
+	OR (
+		SELECT count(*) FROM (
+			SELECT FROM tokenlease.operations AS o
+			WHERE o.bucket_key = b.bucket_key AND o.recorded_at <= kept.cutoff AND NOT o.of_raise
+			ORDER BY o.recorded_at
+			LIMIT 1) AS first) > 0)
+FROM tokenlease.buckets AS b
+CROSS JOIN LATERAL (
+	SELECT (SELECT tokenlease.ledger_now()) - b.retention_ms * interval '1 millisecond' AS cutoff) AS kept
+WHERE b.bucket_key > $1::text
 ORDER BY b.bucket_key
 LIMIT $2::bigint`
 
@@ -180,8 +183,24 @@ func (w *retentionWrites) queue(batch *pgx.Batch) {
 }
 
 // Purgeable implements ledger.Store.
-func (s *Store) Purgeable(ctx context.Context, after string, limit int) ([]string, error) {
-	return list(ctx, s, s.reads, purgeable, pgx.RowTo[string], after, page(limit), ledger.MaxPurge)
+func (s *Store) Purgeable(ctx context.Context, after string, limit int) (keys []string, next string, err error) {
+	limit = page(limit)
+	looked, err := list(ctx, s, s.reads, lookForOld, pgx.RowToStructByPos[lookedAt], after, limit, ledger.MaxPurge)
+	for _, bucket := range looked {
+		if bucket.HasOld {
+			keys = append(keys, bucket.Key)
+		}
+	}
+	if len(looked) == limit && limit > 0 {
+		next = looked[limit-1].Key
+	}
+	return keys, next, err
+}
+
+// lookedAt is a row of lookForOld.
+type lookedAt struct {
+	Key    string
+	HasOld bool
 }
 
 // Usage implements ledger.Store.
