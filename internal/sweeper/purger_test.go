@@ -127,7 +127,7 @@ func TestPurgeBesideTraffic(t *testing.T) {
 // Goal: a round finds every bucket that has something old, whatever their number, and
 // leaves the others alone; a bucket that somebody holds is left for another time.
 func TestPurgeRound(t *testing.T) {
-	const buckets = 120
+	const look, buckets = 50, 70
 	c := newCluster(t, postgrestest.NewDatabase(t))
 	store := c.store("replica-0", nil)
 	var open []ledger.Request
@@ -144,16 +144,53 @@ func TestPurgeRound(t *testing.T) {
 	c.exec(`SELECT FROM tokenlease.buckets WHERE bucket_key = 'bucket-007' FOR UPDATE`)
 	seen := &purgeCounts{}
 	purger := NewPurger(ledger.New(store, nil), seen, logr.Discard())
-	if err := purger.round(t.Context()); err != nil {
+	purger.look = look
+	if _, err := purger.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.exec(`ROLLBACK`)
 	if left := c.count(`SELECT count(*) FROM tokenlease.leases`); left != 3+2 || seen.leases.Load() != 2*(buckets-1) {
 		t.Errorf("%d leases are left and %d were purged, want those of the held bucket and of the one that keeps them", left, seen.leases.Load())
 	}
-	if err := purger.round(t.Context()); err != nil {
+	if _, err := purger.round(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	c.wantUsage(store, "bucket-007", 0)
 	c.wantUsage(store, "kept", 3)
+}
+
+// growing is a store with two buckets; however much is purged of the first, more of it
+// has grown old.
+type growing struct {
+	ledger.Store
+	chunks map[string]int
+	done   func()
+}
+
+func (g *growing) Purgeable(context.Context, string, int) (keys []string, next string, err error) {
+	return []string{"growing", "other"}, "", nil
+}
+
+func (g *growing) Do(_ context.Context, requests []ledger.Request) []ledger.Result {
+	key := requests[0].Bucket()
+	g.chunks[key]++
+	if g.chunks["other"] == 2 {
+		g.done()
+	}
+	return []ledger.Result{{Purged: &ledger.Purged{Leases: 1, More: key == "growing"}}}
+}
+
+// Goal: a bucket whose leases grow old as fast as they are purged keeps no other from
+// its turn, and is gone on with at once. Method: two rounds, with a rest that would
+// outlast the test.
+func TestPurgeTakesTurns(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	store := &growing{chunks: map[string]int{}, done: cancel}
+	purger := NewPurger(ledger.New(store, nil), &purgeCounts{}, logr.Discard())
+	purger.rest = time.Hour
+	purger.Run(ctx)
+	if store.chunks["other"] != 2 || store.chunks["growing"] != 2*purgeTurn {
+		t.Errorf("chunks were purged of %v, want two turns of each", store.chunks)
+	}
 }

@@ -20,6 +20,7 @@ var retentionStories = []story{
 	{"operations are forgotten", operationsForgotten},
 	{"purged and asked for again in one call", purgedWithinCall},
 	{"purging makes room for records", purgingMakesRoom},
+	{"buckets with something old", bucketsWithOld},
 	{"purged in ended periods", purgedInEndedPeriods},
 	{"a deleted bucket leaves no usage to the next one", deletedUsage},
 }
@@ -50,22 +51,11 @@ func (w *world) purge(limit int) int64 {
 
 func (w *world) purgeableBuckets() []string {
 	w.Helper()
-	// One bucket at a time, so that each page is gone through.
-	var all []string
-	after := ""
-	for range 100 {
-		keys, next, err := w.Store().Purgeable(w.ctx, after, 1)
-		if err != nil {
-			w.Fatalf("Purgeable: %v", err)
-		}
-		all = append(all, keys...)
-		if next == "" {
-			return all
-		}
-		after = next
+	keys, next, err := w.Store().Purgeable(w.ctx, "", 100)
+	if err != nil || next != "" {
+		w.Fatalf("Purgeable: %q, %v", next, err)
 	}
-	w.Fatalf("the list of buckets has no end")
-	return nil
+	return keys
 }
 
 func (w *world) usage() []ledger.Usage {
@@ -385,6 +375,29 @@ func purgingMakesRoom(w *world) {
 	w.purge(10)
 	w.reserve(1)
 	w.wantCounters(3, 1)
+}
+
+// Goal: a look for buckets with something old costs what it is bounded to, whether it
+// finds any or not, and the looks together see each bucket once. Method: one such
+// bucket behind three others.
+func bucketsWithOld(w *world) {
+	w.declare(1000, retaining(retention))
+	w.use(1)
+	for i := range 3 {
+		w.must(ledger.OpenBucket{Key: fmt.Sprint("a-", i), Limit: 1})
+	}
+	w.Clock().Advance(retention + ledger.DefaultTTL)
+	after := ""
+	for i, want := range []struct {
+		keys []string
+		next string
+	}{{nil, "a-1"}, {[]string{key}, key}, {nil, ""}} {
+		keys, next, err := w.Store().Purgeable(w.ctx, after, 2)
+		if err != nil || !slices.Equal(keys, want.keys) || next != want.next {
+			w.Errorf("look %d finds %q and goes on at %q, %v; want %q and %q", i, keys, next, err, want.keys, want.next)
+		}
+		after = next
+	}
 }
 
 // Goal: what was used in a period that has ended stays in its row and in the usage.

@@ -256,26 +256,24 @@ func compareOwned(a, b *ledger.Bucket) int {
 }
 
 // Purgeable implements ledger.Store.
-func (s *Store) Purgeable(ctx context.Context, after string, buckets int) (keys []string, next string, err error) {
+func (s *Store) Purgeable(ctx context.Context, after string, limit int) (keys []string, next string, err error) {
 	if err := canceled(ctx); err != nil {
 		return nil, "", err
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	looked := 0
-	for _, key := range slices.Sorted(maps.Keys(s.rows.buckets)) {
-		if key <= after {
-			continue
-		}
-		if looked++; looked > buckets {
-			return keys, next, nil
-		}
-		next = key
-		if retention := s.rows.buckets[key].Settings.Retention; retention > 0 && s.rows.hasOld(key, s.now().Add(-retention)) {
+	looked := slices.DeleteFunc(slices.Sorted(maps.Keys(s.rows.buckets)), func(key string) bool { return key <= after })
+	looked = page(looked, limit)
+	for _, key := range looked {
+		retention := s.rows.buckets[key].Settings.Retention
+		if retention > 0 && s.rows.hasOld(key, s.now().Add(-retention)) {
 			keys = append(keys, key)
 		}
 	}
-	return keys, "", nil
+	if len(looked) == limit && limit > 0 {
+		next = looked[limit-1]
+	}
+	return keys, next, nil
 }
 
 func (r *rows) hasOld(key string, cutoff time.Time) bool {

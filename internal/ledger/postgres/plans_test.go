@@ -99,10 +99,10 @@ func checkPlans(t *testing.T, d *database) {
 	}
 	reads := []*pgx.QueuedQuery{
 		{SQL: nextDue, Arguments: []any{[]string{}}},
-		{SQL: purgeable, Arguments: []any{"b1", 10, 1000}},
 		{SQL: bucketOfOwner, Arguments: []any{"n", "b", "c"}},
 		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
 		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},
+		{SQL: lookForOld, Arguments: []any{"", 10, 10}},
 		{SQL: listLiveRaises, Arguments: []any{"c", "", "", 10}},
 		{SQL: raiseByUID, Arguments: []any{"c", "u"}},
 		{SQL: changedBuckets, Arguments: []any{one, []int64{1}, []time.Time{{}}}},
