@@ -16,6 +16,7 @@ import (
 const (
 	maxConnections          = 1000
 	maxConcurrentReconciles = 1000
+	maxRaiseDuration        = 366 * 24 * time.Hour
 	// leaderJitter is how much longer than the retry period the wait between two
 	// tries of the leader election may be: a renewal needs time for one.
 	leaderJitter = 1.2
@@ -57,6 +58,10 @@ func (o *runOptions) validate(ctx context.Context) error {
 			return fmt.Errorf("--cluster-id: %w", err)
 		}
 	}
+	if d := o.controllers.MaxRaiseDuration; d < time.Second || d > maxRaiseDuration {
+		return fmt.Errorf("--max-raise-duration must lie between 1s and %s, not %s", maxRaiseDuration, d)
+	}
+	o.controllers.ActorOptional = !o.requireActor
 	for ns := range strings.SplitSeq(o.trustedNamespaces, ",") {
 		if ns = strings.TrimSpace(ns); ns != "" {
 			o.controllers.TrustedNamespaces = append(o.controllers.TrustedNamespaces, ns)

@@ -53,15 +53,20 @@ func ownerOf(b *v1alpha1.TokenBucket, cluster string) ledger.Owner {
 	}
 }
 
-// actorOf is who asked, as the annotation says: one trimmed line within the bounds
-// of the audit. Anything may stand in an annotation.
+// actorOf is who asked, as the annotation says.
 func actorOf(object client.Object) string {
+	return nameIn(object, v1alpha1.RequestedByAnnotation)
+}
+
+// nameIn is the name in an annotation: one trimmed line within the bounds of the
+// audit. Anything may stand in an annotation.
+func nameIn(object client.Object, annotation string) string {
 	text := strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(object.GetAnnotations()[v1alpha1.RequestedByAnnotation], "?"))
+	}, strings.ToValidUTF8(object.GetAnnotations()[annotation], "?"))
 	if text = trim(firstUnits(trim(text), ledger.MaxActorLength)); text == "" {
 		return actorUnknown
 	}

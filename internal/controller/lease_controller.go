@@ -23,6 +23,7 @@ type leaseReconciler struct {
 	Options
 	writer
 	clock func() time.Time
+	guard *guard
 	// standing is the UID under which each lease may have a raise that has not
 	// ended.
 	standing *perObject[string]
@@ -97,7 +98,10 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 // gather reads the ledger's record first: with it, a raise that is over needs no
 // bucket.
 func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (leaseInput, *failure, error) {
-	in := leaseInput{lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
+	in := leaseInput{
+		lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace),
+		actorOptional: r.ActorOptional, maxDuration: r.MaxRaiseDuration,
+	}
 	record, err := r.record(ctx, string(lease.UID))
 	if err != nil {
 		return in, failureOf(err), nil
@@ -108,7 +112,11 @@ func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (lease
 	if err == nil {
 		in.bucket, in.bucketUnreadable = &bucket.TokenBucket, bucket.unreadable != ""
 	}
-	return in, nil, client.IgnoreNotFound(err)
+	if err = client.IgnoreNotFound(err); err != nil || !asksWho(in) {
+		return in, nil, err
+	}
+	in.guard, err = r.guard.look(ctx)
+	return in, nil, err
 }
 
 func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise, error) {

@@ -25,6 +25,26 @@ type leaseInput struct {
 	// trusted: the namespace may use keys outside "<namespace>/".
 	trusted bool
 	cluster string
+	// guard is how the guard of the names in annotations stands, looked for where
+	// asksWho says so.
+	guard guardStanding
+	// actorOptional: the names are believed without it.
+	actorOptional bool
+	// maxDuration bounds every raise.
+	maxDuration time.Duration
+}
+
+// asksWho reports whether a pass goes by a name in the lease's annotations, so that
+// it must know whether that is true.
+func asksWho(in leaseInput) bool {
+	switch {
+	case in.actorOptional || in.unreadable != "" || !in.lease.DeletionTimestamp.IsZero():
+		return false
+	case in.record == nil:
+		return usable(in) && !isSettled(in.lease)
+	default:
+		return !in.record.State.Ended() && in.lease.Spec.ExpiresAt.Time.Before(in.record.ExpiresAt)
+	}
 }
 
 // leasePlan is what a pass over a TemporaryLimitLease does: at most one of its
@@ -57,6 +77,8 @@ func decideLease(in leaseInput) leasePlan {
 		// A TokenBucket that came back with another key does not get the raise too:
 		// one object asks for one raise, under one approval.
 		return leasePlan{mirror: in.record}
+	case in.record == nil && usable(in) && !in.actorOptional && in.guard.doubt(in.lease.CreationTimestamp) != "":
+		return leasePlan{wait: actorUnknownFailure(in)}
 	case usable(in):
 		return leasePlan{store: storeRequest(in)}
 	default:
@@ -102,6 +124,23 @@ func waitForBucket(in leaseInput) *failure {
 	return f
 }
 
+func actorUnknownFailure(in leaseInput) *failure {
+	return &failure{
+		reason: v1alpha1.ReasonActorUnknown, stalled: true, after: resyncInterval,
+		message: "It is not known who asks for this raise: " + in.guard.doubt(in.lease.CreationTimestamp) +
+			". Apply config/admission, then create the lease anew; or start the manager with --require-actor=false.",
+	}
+}
+
+// shortenedBy is who moved the expiry. Making a raise shorter is never refused for
+// want of a name.
+func shortenedBy(in leaseInput) string {
+	if !in.actorOptional && in.guard.missing != "" {
+		return actorUnknown
+	}
+	return nameIn(in.lease, v1alpha1.ShortenedByAnnotation)
+}
+
 func storeRequest(in leaseInput) *ledger.StoreRaise {
 	spec := in.lease.Spec
 	grant := ledger.Grant{
@@ -118,6 +157,7 @@ func storeRequest(in leaseInput) *ledger.StoreRaise {
 	return &ledger.StoreRaise{
 		Key: bucketKeyOf(in.bucket), Grant: grant,
 		BucketUID: string(in.bucket.UID), BucketGeneration: in.bucket.Generation,
+		MaxDuration: in.maxDuration, ShortenedBy: shortenedBy(in),
 	}
 }
 

@@ -46,7 +46,10 @@ func leaseStatus(lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, fail
 func showNothingStored(status *v1alpha1.TemporaryLimitLeaseStatus, c conditions, lease *v1alpha1.TemporaryLimitLease, f *failure) {
 	*status = v1alpha1.TemporaryLimitLeaseStatus{
 		Conditions: status.Conditions, ObservedGeneration: status.ObservedGeneration,
-		State: v1alpha1.RaiseStatePending, RequestedBy: actorOf(lease),
+		State: v1alpha1.RaiseStatePending,
+	}
+	if f.reason != v1alpha1.ReasonActorUnknown {
+		status.RequestedBy = actorOf(lease)
 	}
 	for _, kind := range []string{v1alpha1.ConditionActive, v1alpha1.ConditionRestored, v1alpha1.ConditionEnded} {
 		c.set(kind, metav1.ConditionFalse, f.reason, "The raise is not stored in the ledger.")
@@ -179,7 +182,7 @@ func explain(r *ledger.Raise) string {
 	case ledger.ReasonRaisesDisabled:
 		return "The bucket accepts no raises. Set raises on the TokenBucket with mode Enforce, then create another lease."
 	case ledger.ReasonPolicyRefused:
-		return "The raise is above the bucket's raises.maxLimit or longer than its raises.maxDurationSeconds. Create another lease within them."
+		return "The raise is above the bucket's raises.maxLimit, or longer than its raises.maxDurationSeconds or than the manager's --max-raise-duration. Create another lease within them."
 	default:
 		return fmt.Sprintf("The raise failed (%s).", r.Reason)
 	}

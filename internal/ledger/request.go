@@ -250,6 +250,11 @@ type StoreRaise struct {
 	// written against: that generation must have reached the ledger.
 	BucketUID        string
 	BucketGeneration int64
+	// MaxDuration bounds the window of a new raise, beside the bucket's policy; 0 for
+	// no bound.
+	MaxDuration time.Duration
+	// ShortenedBy is the actor of an earlier ExpiresAt; "" means the grant's.
+	ShortenedBy string
 }
 
 // RevokeRaise ends a raise because the object that stands for it was deleted.
