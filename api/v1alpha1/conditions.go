@@ -122,6 +122,8 @@ const (
 	ReasonActorUnknown = "ActorUnknown"
 	// ReasonNoReviewNeeded: nothing about the raise asks for review.
 	ReasonNoReviewNeeded = "NoReviewNeeded"
+	// ReasonAcknowledged: somebody has looked at a raise that asked for review.
+	ReasonAcknowledged = "Acknowledged"
 	// ReasonNotEnded: the raise has not reached a final state.
 	ReasonNotEnded = "NotEnded"
 )

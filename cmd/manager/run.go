@@ -139,7 +139,7 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	purger := sweeper.NewPurger(ledger.New(store, nil), metrics, log.WithName("purger"))
 	h := newHealth(partLedger, partControllers)
 	served := telemetry.NewDataPlane()
-	servers, err := o.listen(ctx, h, []prometheus.Collector{metrics, telemetry.NewPastExpiry(store), served})
+	servers, err := o.listen(ctx, h, []prometheus.Collector{metrics, telemetry.NewPastExpiry(store), telemetry.NewOpenReviews(store), served})
 	if err != nil {
 		return err
 	}

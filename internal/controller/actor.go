@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,9 +51,10 @@ type guard struct {
 	seen   time.Time
 }
 
-// standing is how a guard was found.
+// guardStanding is how a guard was found. The zero value vouches for nothing.
 type guardStanding struct {
-	// missing says what is wrong with the guard; "" when it is in force.
+	inForce bool
+	// missing says what is wrong with the guard when it is not in force.
 	missing string
 	// since is when the policy or its binding was last written.
 	since time.Time
@@ -92,7 +94,7 @@ func judgeGuard(shall admission.Guard, policy *admissionv1.ValidatingAdmissionPo
 	if other := lastWritten(binding); other.After(since) {
 		since = other
 	}
-	return guardStanding{since: since}
+	return guardStanding{inForce: true, since: since}
 }
 
 // lastWritten is when anything but the status of an object was written last. What was
@@ -111,8 +113,8 @@ func lastWritten(object client.Object) time.Time {
 // is. Instants of the API server are whole seconds.
 func (s guardStanding) doubt(created metav1.Time) string {
 	switch {
-	case s.missing != "":
-		return s.missing
+	case !s.inForce:
+		return cmp.Or(s.missing, "nobody has looked for the admission policies")
 	case created.Time.Before(s.since.Add(guardMargin)):
 		return "the lease is older than the admission policies (" + instantText(s.since) + "), or as old"
 	default:
@@ -135,7 +137,7 @@ func (g *guard) name(ctx context.Context, written string, believed bool) (string
 		}
 		g.recent, g.seen = found, time.Now()
 	}
-	if g.recent.missing != "" {
+	if !g.recent.inForce {
 		return actorUnknown, nil
 	}
 	return written, nil
@@ -154,7 +156,7 @@ func addGuardCheck(mgr ctrl.Manager, o Options) error {
 				return err
 			}
 			found, err := (&guard{reader: mgr.GetAPIReader(), shall: shall}).look(ctx)
-			if err == nil && found.missing != "" {
+			if err == nil && !found.inForce {
 				err = errors.New(found.missing)
 			}
 			if err != nil {

@@ -132,7 +132,7 @@ func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise
 // act is the one call of the ledger that changes something. It returns the record
 // as it is afterwards, or as it was before a failure.
 func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan) (*ledger.Raise, *failure) {
-	if plan.store == nil && plan.revoke == nil {
+	if plan.store == nil && plan.revoke == nil && plan.acknowledge == nil {
 		return plan.mirror, plan.wait
 	}
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
@@ -141,10 +141,13 @@ func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan
 	defer fault.Point("controller.after-ledger")
 	var record *ledger.Raise
 	var err error
-	if plan.store != nil {
+	switch {
+	case plan.store != nil:
 		record, err = r.Ledger.StoreRaise(ctx, *plan.store)
-	} else {
+	case plan.revoke != nil:
 		record, err = r.Ledger.RevokeRaise(ctx, *plan.revoke)
+	default:
+		record, err = r.Ledger.AcknowledgeReview(ctx, *plan.acknowledge)
 	}
 	if err != nil {
 		return in.record, failureOf(err)

@@ -42,8 +42,10 @@ func asksWho(in leaseInput) bool {
 		return false
 	case in.record == nil:
 		return usable(in) && !isSettled(in.lease)
+	case in.record.State.Ended():
+		return wantsAcknowledged(in)
 	default:
-		return !in.record.State.Ended() && in.lease.Spec.ExpiresAt.Time.Before(in.record.ExpiresAt)
+		return in.lease.Spec.ExpiresAt.Time.Before(in.record.ExpiresAt)
 	}
 }
 
@@ -53,6 +55,8 @@ func asksWho(in leaseInput) bool {
 type leasePlan struct {
 	store  *ledger.StoreRaise
 	revoke *ledger.RevokeRaise
+	// acknowledge: somebody has looked at a raise that asks for review.
+	acknowledge *ledger.AcknowledgeReview
 	// mirror: the record says it all.
 	mirror *ledger.Raise
 	wait   *failure
@@ -67,6 +71,10 @@ func decideLease(in leaseInput) leasePlan {
 	switch {
 	case !in.lease.DeletionTimestamp.IsZero():
 		return decideDeletedLease(in)
+	case ended && acknowledged(in):
+		return leasePlan{acknowledge: &ledger.AcknowledgeReview{
+			Key: in.record.BucketKey, UID: string(in.lease.UID), Actor: nameIn(in.lease, v1alpha1.AcknowledgedByAnnotation),
+		}}
 	case ended:
 		return leasePlan{mirror: in.record}
 	case in.record == nil && isSettled(in.lease):
@@ -124,6 +132,18 @@ func waitForBucket(in leaseInput) *failure {
 	return f
 }
 
+// wantsAcknowledged reports whether the lease says that somebody has looked at it.
+func wantsAcknowledged(in leaseInput) bool {
+	return in.record.ReviewRequired && isCurrent(in.record, in.lease) &&
+		in.lease.Annotations[v1alpha1.AcknowledgedAnnotation] != ""
+}
+
+// acknowledged reports whether that is to be believed: without the guard anybody
+// could have written it.
+func acknowledged(in leaseInput) bool {
+	return wantsAcknowledged(in) && (in.actorOptional || in.guard.inForce)
+}
+
 func actorUnknownFailure(in leaseInput) *failure {
 	return &failure{
 		reason: v1alpha1.ReasonActorUnknown, stalled: true, after: resyncInterval,
@@ -135,7 +155,7 @@ func actorUnknownFailure(in leaseInput) *failure {
 // shortenedBy is who moved the expiry. Making a raise shorter is never refused for
 // want of a name.
 func shortenedBy(in leaseInput) string {
-	if !in.actorOptional && in.guard.missing != "" {
+	if !in.actorOptional && !in.guard.inForce {
 		return actorUnknown
 	}
 	return nameIn(in.lease, v1alpha1.ShortenedByAnnotation)

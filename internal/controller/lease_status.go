@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -118,9 +119,12 @@ func showRaise(c conditions, r *ledger.Raise) {
 	} else {
 		c.set(v1alpha1.ConditionEnded, metav1.ConditionFalse, v1alpha1.ReasonNotEnded, "")
 	}
-	if r.ReviewRequired {
+	switch {
+	case r.ReviewRequired:
 		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionTrue, reason, message)
-	} else {
+	case r.Reviewed():
+		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionFalse, v1alpha1.ReasonAcknowledged, message)
+	default:
 		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionFalse, v1alpha1.ReasonNoReviewNeeded, "")
 	}
 }
@@ -163,8 +167,10 @@ func explain(r *ledger.Raise) string {
 		return fmt.Sprintf("The raise ended (%s) and the limit is back at %d.", r.Reason, ptr.Deref(r.RestoreTo, r.NormalLimit))
 	case r.State == ledger.RaisePending:
 		return explainPending(r, observed)
+	case r.Reviewed():
+		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s. The review was acknowledged; by whom is in the audit.", observed)
 	case r.Ran() && r.Reason == ledger.ReasonLimitChanged:
-		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s and needs a review.", observed)
+		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s and needs a review: write the annotation "+v1alpha1.AcknowledgedAnnotation+" once somebody has looked at it.", observed)
 	}
 	switch r.Reason {
 	case ledger.ReasonLimitChanged:
@@ -222,6 +228,9 @@ func leaseNotices(before, after *v1alpha1.TemporaryLimitLeaseStatus, record *led
 	case failed == nil && before.BucketKey != "" && before.ObservedGeneration > 0 && before.ObservedGeneration < after.ObservedGeneration &&
 		!record.State.Ended():
 		tell(false, v1alpha1.EventRaiseShortened, "Shorten")
+	}
+	if was := meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReviewRequired); was && record.Reviewed() {
+		tell(false, v1alpha1.EventReviewAcknowledged, "Acknowledge")
 	}
 	if before.State == after.State {
 		return notices

@@ -44,6 +44,8 @@ const (
 	AuditRaiseRestored  AuditEvent = "RaiseRestored"
 	AuditRaiseFailed    AuditEvent = "RaiseFailed"
 	AuditRaiseObserved  AuditEvent = "RaiseObserved"
+	// AuditRaiseReviewed: somebody has looked at a raise that asked for review.
+	AuditRaiseReviewed AuditEvent = "RaiseReviewed"
 )
 
 // AuditOutcome says whether the cap was changed.

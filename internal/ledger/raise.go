@@ -194,7 +194,8 @@ type Raise struct {
 
 	State  RaiseState
 	Reason Reason
-	// ReviewRequired is set when the raise ran and found another cap at its end.
+	// ReviewRequired is set when the raise ran and found another cap at its end, until
+	// somebody acknowledges that.
 	ReviewRequired bool
 	// ObservedLimit is the cap that the latest decision on the raise found.
 	ObservedLimit *int64
@@ -221,6 +222,11 @@ func (r *Raise) Clone() *Raise {
 	c.MismatchSince = clonePointer(r.MismatchSince)
 	c.ObservedAt = clonePointer(r.ObservedAt)
 	return &c
+}
+
+// Reviewed reports whether the raise asked for review and that was acknowledged.
+func (r *Raise) Reviewed() bool {
+	return r.State == RaiseFailed && r.Ran() && r.Reason == ReasonLimitChanged && !r.ReviewRequired
 }
 
 // Ran reports whether the raise was ever in force.

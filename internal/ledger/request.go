@@ -7,20 +7,21 @@ type Operation string
 
 // The verbs.
 const (
-	OpOpenBucket   Operation = "open_bucket"
-	OpSetLimit     Operation = "set_limit"
-	OpReserve      Operation = "reserve"
-	OpCommit       Operation = "commit"
-	OpRelease      Operation = "release"
-	OpExtend       Operation = "extend"
-	OpPurge        Operation = "purge"
-	OpReapExpired  Operation = "reap_expired"
-	OpInspect      Operation = "inspect"
-	OpApplyDeclare Operation = "apply_declared"
-	OpCloseBucket  Operation = "close_bucket"
-	OpStoreRaise   Operation = "store_raise"
-	OpRevokeRaise  Operation = "revoke_raise"
-	OpTouch        Operation = "touch"
+	OpOpenBucket        Operation = "open_bucket"
+	OpSetLimit          Operation = "set_limit"
+	OpReserve           Operation = "reserve"
+	OpCommit            Operation = "commit"
+	OpRelease           Operation = "release"
+	OpExtend            Operation = "extend"
+	OpPurge             Operation = "purge"
+	OpReapExpired       Operation = "reap_expired"
+	OpInspect           Operation = "inspect"
+	OpApplyDeclare      Operation = "apply_declared"
+	OpCloseBucket       Operation = "close_bucket"
+	OpStoreRaise        Operation = "store_raise"
+	OpRevokeRaise       Operation = "revoke_raise"
+	OpAcknowledgeReview Operation = "acknowledge_review"
+	OpTouch             Operation = "touch"
 )
 
 // Request is one thing asked of the ledger. The types of this file are the only
@@ -267,6 +268,16 @@ type RevokeRaise struct {
 	Actor string
 }
 
+// AcknowledgeReview records that somebody has looked at a raise that asks for review.
+// Answers Raise; one that asks for none, or that another incarnation stands for now,
+// is answered unchanged. Refuses with raise_not_found.
+type AcknowledgeReview struct {
+	Key string
+	// UID is that of the object that stands for the raise.
+	UID   string
+	Actor string
+}
+
 // Operation implements Request.
 func (OpenBucket) Operation() Operation    { return OpOpenBucket }
 func (SetLimit) Operation() Operation      { return OpSetLimit }
@@ -282,6 +293,19 @@ func (ApplyDeclared) Operation() Operation { return OpApplyDeclare }
 func (CloseBucket) Operation() Operation   { return OpCloseBucket }
 func (StoreRaise) Operation() Operation    { return OpStoreRaise }
 func (RevokeRaise) Operation() Operation   { return OpRevokeRaise }
+
+// Operation implements Request.
+func (AcknowledgeReview) Operation() Operation { return OpAcknowledgeReview }
+
+// Bucket implements Request.
+func (r AcknowledgeReview) Bucket() string { return r.Key }
+
+// Needs implements Request.
+func (r AcknowledgeReview) Needs() Needs { return Needs{RaiseUIDs: []string{r.UID}} }
+
+func (r AcknowledgeReview) validate() error {
+	return RevokeRaise(r).validate()
+}
 
 // Bucket implements Request.
 func (r OpenBucket) Bucket() string    { return r.Key }

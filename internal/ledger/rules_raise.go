@@ -165,6 +165,23 @@ func (r RevokeRaise) apply(u *unit) Result {
 	return Result{Raise: raise}
 }
 
+func (r AcknowledgeReview) apply(u *unit) Result {
+	raise := u.raiseFor(r.UID)
+	if raise == nil {
+		return Result{Err: Errorf(CodeRaiseNotFound, "No raise is recorded for the object.").
+			WithDetails(map[string]any{"uid": r.UID})}
+	}
+	if !raise.ReviewRequired || raise.CurrentUID != r.UID {
+		return Result{Raise: raise}
+	}
+	raise.ReviewRequired = false
+	u.changeRaise(raise)
+	row := u.raiseRow(raise, AuditRaiseReviewed, OutcomeApplied, raise.Reason)
+	row.Actor = r.Actor
+	u.audit(row)
+	return Result{Raise: raise}
+}
+
 // endWithoutBucket ends a raise whose bucket's row has vanished: there is no
 // limit left to restore.
 func (u *unit) endWithoutBucket(r *Raise, reason Reason, actor string) {

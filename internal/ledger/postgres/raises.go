@@ -96,6 +96,11 @@ FROM tokenlease.raises AS r
 WHERE r.state IN ('active', 'restoring')
   AND r.expires_at <= (SELECT tokenlease.ledger_now())`
 
+const openReviews = `
+SELECT count(*)
+FROM tokenlease.raises AS r
+WHERE r.review_required`
+
 const insertRaises = `
 INSERT INTO tokenlease.raises (
 	bucket_key, raise_id, cluster, namespace, name, current_uid, current_created_at, tenant_id, scoped_key_id,

@@ -249,6 +249,7 @@ CREATE UNIQUE INDEX raises_one_active ON tokenlease.raises (bucket_key) INCLUDE 
     WHERE state IN ('active', 'restoring');
 CREATE INDEX raises_live ON tokenlease.raises (bucket_key, raise_id)
     WHERE state IN ('pending', 'active', 'restoring');
+CREATE INDEX raises_review ON tokenlease.raises (bucket_key) WHERE review_required;
 CREATE INDEX raises_grant ON tokenlease.raises (bucket_key, grant_hash);
 -- Readers who know an object and not its bucket ask all shards. These are not
 -- unique: what is unique begins with the bucket key.
