@@ -11,6 +11,9 @@ SHELL := bash
 TEST_TIMEOUT ?= 30m
 TESTS ?= ./...
 RUN ?= .
+# FUZZ_TIME bounds each search for inputs that break something: 3000x is so many of them,
+# 10m a time.
+FUZZ_TIME ?= 3000x
 # BENCH_FLAGS are those of hack/bench: make bench BENCH_FLAGS=-quick
 BENCH_FLAGS ?=
 # CONFORMANCE_FLAGS are those of hack/conformance: -seed repeats a run.
@@ -54,6 +57,13 @@ dev: ## Keep PostgreSQL and a control plane running until Ctrl-C, and say how to
 test: assets ## Run all tests on a real PostgreSQL and a real API server.
 	go -C hack/bench test -count=1 ./...
 	go test -count=1 -timeout $(TEST_TIMEOUT) -run '$(RUN)' $(TESTS)
+	if [[ '$(TESTS) $(RUN)' == './... .' ]]; then $(MAKE) --no-print-directory fuzz; fi
+
+.PHONY: fuzz
+fuzz: ## Look for inputs that break what decodes them; FUZZ_TIME=10m looks longer.
+	go test -run '^$$' -fuzz '^FuzzNames$$' -fuzztime $(FUZZ_TIME) ./internal/ledger
+	go test -run '^$$' -fuzz '^FuzzRequests$$' -fuzztime $(FUZZ_TIME) ./internal/dataplane
+	go test -run '^$$' -fuzz '^FuzzTokens$$' -fuzztime $(FUZZ_TIME) ./internal/dataplane
 
 .PHONY: conformance
 conformance: ## Compare the ledger with the npm package that it follows; needs npm.

@@ -149,6 +149,8 @@ type Lease struct {
 	// ReservedTokens is the estimate; ActualTokens is what was committed, nil before.
 	ReservedTokens int64
 	ActualTokens   *int64
+	// TTL is how long it was reserved for; what it was extended by does not count.
+	TTL time.Duration
 	// CreatedAt and ExpiresAt are the ledger's time, not this machine's.
 	CreatedAt, ExpiresAt time.Time
 }
@@ -238,7 +240,7 @@ func readLease(bucket Bucket, l *v1.Lease) (*Lease, error) {
 	}
 	return &Lease{
 		Bucket: bucket, ID: l.GetId(), State: state, ReservedTokens: l.GetReservedTokens(), ActualTokens: l.ActualTokens,
-		CreatedAt: readInstant(l.GetCreatedAt()), ExpiresAt: readInstant(l.GetExpiresAt()),
+		TTL: l.GetTtl().AsDuration(), CreatedAt: readInstant(l.GetCreatedAt()), ExpiresAt: readInstant(l.GetExpiresAt()),
 	}, nil
 }
 

@@ -42,7 +42,7 @@ func (c *Client) Do(ctx context.Context, r Request, work func(ctx context.Contex
 		return err
 	}
 	working, lost := context.WithCancelCause(ctx)
-	stop := c.keepAlive(context.WithoutCancel(ctx), lease, r.TTL, lost)
+	stop := c.keepAlive(context.WithoutCancel(ctx), lease, r.RequestKey != "", lost)
 	returned, actual := false, int64(0)
 	defer func() {
 		stop()
@@ -104,15 +104,17 @@ func (c *Client) reserveForWork(ctx context.Context, r Request) (*Lease, error) 
 }
 
 // keepAlive extends a lease until it is stopped, also after the caller has given up, since
-// work that is winding up still holds its tokens. It calls lost when the lease is so.
-func (c *Client) keepAlive(ctx context.Context, lease *Lease, ttl time.Duration, lost context.CancelCauseFunc) (stop func()) {
+// work that is winding up still holds its tokens. A lease that may be of an earlier process
+// may be about to end, so it is extended at once. It calls lost when the lease is so.
+func (c *Client) keepAlive(ctx context.Context, lease *Lease, mayBeOld bool, lost context.CancelCauseFunc) (stop func()) {
 	extending, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
-	every := min(max(lease.ExpiresAt.Sub(lease.CreatedAt)/extendPart, minExtend), maxExtend)
+	every := min(max(lease.TTL/extendPart, minExtend), maxExtend)
 	go func() {
 		defer close(done)
-		for sleep(extending, every) {
-			_, err := c.Extend(extending, lease.Bucket, lease.ID, ttl)
+		for mayBeOld || sleep(extending, every) {
+			mayBeOld = false
+			_, err := c.Extend(extending, lease.Bucket, lease.ID, lease.TTL)
 			for _, final := range []string{CodeLeaseExpired, CodeLeaseNotFound, CodeLeaseReleased, CodeLeaseCommitted} {
 				if HasCode(err, final) {
 					lost(err)

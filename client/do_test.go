@@ -251,3 +251,41 @@ func TestDoExceedsBudget(t *testing.T) {
 	w.Clock.Advance(time.Minute)
 	w.wantCounters(t, 0, 0)
 }
+
+// Goal: work that goes on with the lease of a process that died keeps it, however close to
+// its end it was, and although it had been extended far beyond its TTL before.
+func TestDoTakesOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := request(10)
+	r.RequestKey, r.TTL = "job-18", 300*time.Millisecond
+	lease, err := w.client.Reserve(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lease, err = w.client.Extend(t.Context(), bucket, lease.ID, 10*time.Minute); err != nil || lease.TTL != r.TTL {
+		t.Fatalf("extended %+v, %v", lease, err)
+	}
+	w.Clock.Set(lease.ExpiresAt.Add(-time.Millisecond)) // and the process dies
+	extended := make(chan struct{})
+	w.between.set(nil, func(method string, _ int) error {
+		if method == "Extend" {
+			select {
+			case extended <- struct{}{}:
+			default:
+			}
+		}
+		return nil
+	})
+	err = w.client.Do(t.Context(), r, func(ctx context.Context) (int64, error) {
+		for range 5 {
+			await(t, "an extension", extended)
+			w.Clock.Advance(r.TTL / 2)
+		}
+		return 7, context.Cause(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	w.wantCounters(t, 7, 0)
+}

@@ -9,7 +9,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// Retry bounds how calls are repeated. The zero value means DefaultRetry.
+// Retry bounds how calls are repeated. What is 0 is taken from DefaultRetry.
 type Retry struct {
 	// Attempts is how often a call is made at most, the first time included.
 	Attempts int
@@ -44,6 +44,9 @@ func (r Retry) orDefault() Retry {
 	}
 	if r.FirstPause <= 0 {
 		r.FirstPause = d.FirstPause
+	}
+	if r.LastPause <= 0 {
+		r.LastPause = d.LastPause
 	}
 	r.LastPause = max(r.LastPause, r.FirstPause)
 	return r

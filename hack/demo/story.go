@@ -41,8 +41,9 @@ type story struct {
 	env     *environment.Environment
 	manager *process.Process
 	store   *postgres.Store
-	// ledger stands for a workload: it is another process than the manager, on the
-	// same database.
+	// workload draws from the budget through the manager's data plane.
+	workload *workload
+	// ledger stands for another process than the manager, on the same database.
 	ledger *ledger.Ledger
 	sql    *pgx.Conn
 	// requests counts the workload's requests, for their keys.
@@ -50,7 +51,11 @@ type story struct {
 }
 
 func newStory(ctx context.Context, e *environment.Environment) (*story, error) {
-	s := &story{env: e}
+	w, err := newWorkload()
+	if err != nil {
+		return nil, err
+	}
+	s := &story{env: e, workload: w}
 	url := e.DatabaseURL
 	store, err := postgres.Open(postgres.Options{
 		ConnString: func(context.Context) (string, error) { return url, nil },
@@ -85,10 +90,10 @@ func (s *story) managerLog() string {
 }
 
 func (s *story) startManager() error {
-	manager, err := process.Start(s.env.ManagerCommand(
+	manager, err := process.Start(s.env.ManagerCommand(append(s.workload.flags(),
 		"--metrics-bind-address=0", "--health-probe-bind-address=0", "--worker=demo-manager", "--usage-interval=1s",
 		"--leader-election-lease-duration=4s", "--leader-election-renew-deadline=3s", "--leader-election-retry-period=500ms",
-	))
+	)...))
 	if err != nil {
 		return fmt.Errorf("start the manager: %w", err)
 	}
@@ -108,6 +113,9 @@ func (s *story) declareBudget(ctx context.Context) error {
 		}
 	}
 	if err := s.kubectl(ctx, "wait", "--namespace", namespace, "tokenbucket/"+bucket, "--for=condition=Ready", "--timeout=90s"); err != nil {
+		return err
+	}
+	if err := s.enrol(ctx); err != nil {
 		return err
 	}
 	if err := s.spend(ctx, 50_000, 42_000); err != nil {
@@ -202,8 +210,8 @@ func (s *story) reserveAfterExpiry(ctx context.Context) error {
 	if err := s.get(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("Nobody has touched the bucket yet, so its row still holds %d. A workload reserves:\n", limit)
-	if err := s.refused(ctx, large); err != nil {
+	fmt.Printf("Nobody has touched the bucket yet, so its row still holds %d. Another process reserves, on the same database:\n", limit)
+	if err := s.refusedDirectly(ctx, large); err != nil {
 		return err
 	}
 	if limit, err = s.limit(ctx); err != nil {
@@ -213,7 +221,7 @@ func (s *story) reserveAfterExpiry(ctx context.Context) error {
 	if limit != normalLimit {
 		return fmt.Errorf("the limit is %d; want %d", limit, normalLimit)
 	}
-	return s.spend(ctx, 10_000, 9_000)
+	return s.spendDirectly(ctx, 10_000, 9_000)
 }
 
 func (s *story) restartManager(ctx context.Context) error {
@@ -221,6 +229,9 @@ func (s *story) restartManager(ctx context.Context) error {
 		return err
 	}
 	if err := s.kubectl(ctx, "wait", "--namespace", namespace, "temporarylimitlease/"+lease, "--for=condition=Restored", "--timeout=90s"); err != nil {
+		return err
+	}
+	if err := s.spend(ctx, 5_000, 4_000); err != nil {
 		return err
 	}
 	return s.show(ctx, normalLimit)
@@ -246,8 +257,9 @@ func (s *story) printAudit(ctx context.Context) error {
 	return nil
 }
 
-// spend reserves tokens and commits the actual figure, as a workload does.
-func (s *story) spend(ctx context.Context, reserve, actual int64) error {
+// spendDirectly does what spend does without the data plane, which ends with the
+// manager: from another process on the same database.
+func (s *story) spendDirectly(ctx context.Context, reserve, actual int64) error {
 	reserved, err := s.reserve(ctx, reserve)
 	if err != nil {
 		return fmt.Errorf("reserve %d: %w", reserve, err)
@@ -261,8 +273,8 @@ func (s *story) spend(ctx context.Context, reserve, actual int64) error {
 	return nil
 }
 
-// refused reserves tokens that must not be admitted.
-func (s *story) refused(ctx context.Context, tokens int64) error {
+// refusedDirectly is to refused as spendDirectly is to spend.
+func (s *story) refusedDirectly(ctx context.Context, tokens int64) error {
 	_, err := s.reserve(ctx, tokens)
 	var refusal *ledger.Error
 	if !errors.As(err, &refusal) || refusal.Code != ledger.CodeBudgetExceeded {

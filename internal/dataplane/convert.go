@@ -93,6 +93,7 @@ func writeLease(l *ledger.Lease) *v1.Lease {
 		Id: l.ID, State: writeState(l.State), ReservedTokens: l.ReservedTokens, ActualTokens: l.ActualTokens,
 		CreatedAt: timestamppb.New(l.CreatedAt), ExpiresAt: timestamppb.New(l.ExpiresAt), SettledAt: writeInstant(l.SettledAt),
 		Holder: l.Holder, RefusedTokens: l.RefusedTokens, Late: l.Late,
+		Ttl: durationpb.New(l.TTL),
 	}
 }
 

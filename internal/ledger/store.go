@@ -37,9 +37,9 @@ type Store interface {
 	// Leases lists a bucket's leases by (expires at, ID) after the given position,
 	// at most limit.
 	Leases(ctx context.Context, bucketKey string, after LeasePosition, limit int) ([]*Lease, error)
-	// Purgeable lists buckets that Purge may find something in, by key after the given
-	// one, at most limit.
-	Purgeable(ctx context.Context, after string, limit int) ([]string, error)
+	// Purgeable looks at so many buckets, by key after the given one, and lists those
+	// that Purge may find something in. next is where to go on; "" after the last one.
+	Purgeable(ctx context.Context, after string, buckets int) (keys []string, next string, err error)
 	// Usage lists what a bucket has used, from rollups and leases together, by position
 	// after the given one, at most limit. All of it adds up to what was ever used.
 	Usage(ctx context.Context, query UsageQuery) ([]Usage, error)

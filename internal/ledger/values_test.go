@@ -2,9 +2,14 @@ package ledger
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
 )
 
 // Goal: hashes are the package's, so that request keys stay valid when a bucket
@@ -115,4 +120,30 @@ func TestTruncate(t *testing.T) {
 	if got := Truncate(at); !got.Equal(time.Date(2026, 11, 30, 9, 0, 0, 999_000_000, time.UTC)) || got.Location() != time.UTC {
 		t.Errorf("got %s", got)
 	}
+}
+
+// FuzzNames holds the checks of names to what they are said to be.
+//
+// Goal: a key is taken only if it is trimmed, in normal form, free of control characters
+// and within its length, and everything of that kind is; a lease ID follows its pattern.
+func FuzzNames(f *testing.F) {
+	pattern := regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\z`)
+	for _, name := range []string{
+		"", "a", "tenants/pm-4821", " a", "a ", "a b", "a\u00a0", "\ufeffa", "e\u0301", "\u00e9", "\x00", "a\x7f", "a\u0085", "\xff",
+		strings.Repeat("k", 200), strings.Repeat("k", 201), strings.Repeat("\U0001F600", 100), strings.Repeat("\U0001F600", 101),
+		"mfyz0001." + strings.Repeat("A", 43), ".a", "a.b:c_d-e", strings.Repeat("i", 128), strings.Repeat("i", 129), "a\n",
+	} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		units := len(utf16.Encode([]rune(name)))
+		good := utf8.ValidString(name) && units >= 1 && units <= 200 && trimJS(name) == name && norm.NFC.IsNormalString(name) &&
+			!strings.ContainsFunc(name, func(r rune) bool { return r < 0x20 || r == 0x7f })
+		if err := ValidateBucketKey(name); (err == nil) != good {
+			t.Errorf("the key %q: %v, want it taken: %v", name, err, good)
+		}
+		if err := validateLeaseID(name); (err == nil) != pattern.MatchString(name) {
+			t.Errorf("the lease ID %q: %v", name, err)
+		}
+	})
 }

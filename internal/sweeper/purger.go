@@ -14,8 +14,8 @@ const (
 	// purgeChunk is how many leases one transaction removes: few enough that who waits
 	// for the bucket meanwhile hardly notices.
 	purgeChunk = 250
-	// purgeBuckets is how many buckets one look finds.
-	purgeBuckets = 100
+	// purgeBuckets is how many buckets are looked at with one query.
+	purgeBuckets = 1000
 	// purgeRest is how long a look is left alone that found nothing more.
 	purgeRest = time.Minute
 	// purgePause bounds the rest between two chunks from below, and purgeShare is how
@@ -60,7 +60,7 @@ func (p *Purger) round(ctx context.Context) error {
 	after := ""
 	for ctx.Err() == nil {
 		step, cancel := context.WithTimeout(ctx, purgeTimeout)
-		keys, err := p.ledger.Store().Purgeable(step, after, purgeBuckets)
+		keys, next, err := p.ledger.Store().Purgeable(step, after, purgeBuckets)
 		cancel()
 		if err != nil {
 			return err
@@ -68,10 +68,10 @@ func (p *Purger) round(ctx context.Context) error {
 		for _, key := range keys {
 			p.purge(ctx, key)
 		}
-		if len(keys) < purgeBuckets {
+		if next == "" {
 			return nil
 		}
-		after = keys[len(keys)-1]
+		after = next
 	}
 	return nil
 }

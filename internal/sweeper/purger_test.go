@@ -62,7 +62,7 @@ func (c *cluster) wantUsage(store ledger.Store, key string, kept int64) {
 // by several replicas whose sessions are killed meanwhile; each lease is counted once,
 // and no caller is told anything but that it may ask again.
 func TestPurgeBesideTraffic(t *testing.T) {
-	const old, callers, key = 20_000, 6, "bucket"
+	const old, callers, key = 6_000, 6, "bucket"
 	c := newCluster(t, postgrestest.NewDatabase(t))
 	stores := []*postgres.Store{c.store("replica-0", nil), c.store("replica-1", nil)}
 	c.do(stores[0], []ledger.Request{ledger.OpenBucket{Key: key, Limit: 1 << 40}})
@@ -127,7 +127,7 @@ func TestPurgeBesideTraffic(t *testing.T) {
 // Goal: a round finds every bucket that has something old, whatever their number, and
 // leaves the others alone; a bucket that somebody holds is left for another time.
 func TestPurgeRound(t *testing.T) {
-	const buckets = purgeBuckets + 20
+	const buckets = 120
 	c := newCluster(t, postgrestest.NewDatabase(t))
 	store := c.store("replica-0", nil)
 	var open []ledger.Request

@@ -30,8 +30,10 @@ type managerOptions struct {
 	program string
 	// env are further variables as NAME=value.
 	env []string
-	// dataPlane serves workloads, with a certificate that the manager makes itself.
-	dataPlane bool
+	// dataPlane serves workloads, with a certificate that the manager makes itself, or
+	// with tls.crt and tls.key of the directory certificates.
+	dataPlane    bool
+	certificates string
 	// args are further flags, which win over those that every manager gets.
 	args []string
 }
@@ -105,7 +107,13 @@ func (in *installation) begin(worker string, options managerOptions) (*manager, 
 		args = append(args, "--cluster-id="+in.clusterID)
 	}
 	if options.dataPlane {
-		args = append(args, "--data-plane-bind-address="+m.dataPlane, "--data-plane-self-signed")
+		args = append(args, "--data-plane-bind-address="+m.dataPlane)
+		if options.certificates == "" {
+			args = append(args, "--data-plane-self-signed")
+		} else {
+			args = append(args, "--data-plane-tls-cert-file="+filepath.Join(options.certificates, "tls.crt"),
+				"--data-plane-tls-key-file="+filepath.Join(options.certificates, "tls.key"))
+		}
 	}
 	args = append(args, options.args...)
 	started, err := process.Start(process.Command{

@@ -1,11 +1,18 @@
 package e2e_test
 
 import (
+	"fmt"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/util/cert"
 
 	"github.com/token-lease/operator/client"
 )
@@ -109,4 +116,70 @@ func TestWorkloadsWhileManagerEnds(t *testing.T) {
 		t.Errorf("used %d and reserved %d tokens, while callers were told %d and %d", used, left, committed.Load(), reserved.Load())
 	}
 	t.Logf("%d commits were answered before the end", committed.Load())
+}
+
+// writeCertificate puts a certificate for 127.0.0.1 into a directory, as a Secret is
+// mounted, and returns a file with what to trust.
+func writeCertificate(t *testing.T, dir string) (caFile string) {
+	t.Helper()
+	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := os.CreateTemp(dir, "ca-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trusted.Close()
+	if _, err := trusted.Write(certificate); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"tls.key": key, "tls.crt": certificate} {
+		next := filepath.Join(dir, name+".next")
+		if err := os.WriteFile(next, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return trusted.Name()
+}
+
+// Goal: with a mounted certificate a client verifies whom it shows its token to; a renewed
+// certificate is taken up by the running manager, and a client that trusts another one
+// does not show its token.
+func TestWorkloadCertificate(t *testing.T) {
+	t.Parallel()
+	in := install(t)
+	dir, err := newDir("certificates")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := writeCertificate(t, dir)
+	m := in.start(t, "manager-a", managerOptions{dataPlane: true, certificates: dir})
+	bucket := in.workload(t, []*manager{m})
+	trusting := func(caFile string) *client.Client {
+		t.Helper()
+		file := filepath.Join(in.dir, "token")
+		if err := os.WriteFile(file, []byte(in.token(t, in.namespace, workloadName, workloadAudience)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := client.New(client.Options{URL: "https://" + m.dataPlane, TokenFile: file, CAFile: caFile, Retry: client.Retry{Attempts: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if _, err := trusting(first).Figures(call(t), bucket); err != nil {
+		t.Error(err)
+	}
+	second := writeCertificate(t, dir)
+	waitFor(t, "the renewed certificate to be shown", func() (bool, string) {
+		_, err := trusting(second).Figures(call(t), bucket)
+		return err == nil, fmt.Sprint(err)
+	})
+	if _, err := trusting(first).Figures(call(t), bucket); !client.HasCode(err, client.CodeServerUnreachable) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a client that trusts another certificate: %v", err)
+	}
 }

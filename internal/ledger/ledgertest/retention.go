@@ -49,11 +49,22 @@ func (w *world) purge(limit int) int64 {
 
 func (w *world) purgeableBuckets() []string {
 	w.Helper()
-	keys, err := w.Store().Purgeable(w.ctx, "", 100)
-	if err != nil {
-		w.Fatalf("Purgeable: %v", err)
+	// One bucket at a time, so that each page is gone through.
+	var all []string
+	after := ""
+	for range 100 {
+		keys, next, err := w.Store().Purgeable(w.ctx, after, 1)
+		if err != nil {
+			w.Fatalf("Purgeable: %v", err)
+		}
+		all = append(all, keys...)
+		if next == "" {
+			return all
+		}
+		after = next
 	}
-	return keys
+	w.Fatalf("the list of buckets has no end")
+	return nil
 }
 
 func (w *world) usage() []ledger.Usage {

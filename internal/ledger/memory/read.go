@@ -256,20 +256,26 @@ func compareOwned(a, b *ledger.Bucket) int {
 }
 
 // Purgeable implements ledger.Store.
-func (s *Store) Purgeable(ctx context.Context, after string, limit int) ([]string, error) {
+func (s *Store) Purgeable(ctx context.Context, after string, buckets int) (keys []string, next string, err error) {
 	if err := canceled(ctx); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	var keys []string
+	looked := 0
 	for _, key := range slices.Sorted(maps.Keys(s.rows.buckets)) {
-		if retention := s.rows.buckets[key].Settings.Retention; key > after && len(keys) < limit && retention > 0 &&
-			s.rows.hasOld(key, s.now().Add(-retention)) {
+		if key <= after {
+			continue
+		}
+		if looked++; looked > buckets {
+			return keys, next, nil
+		}
+		next = key
+		if retention := s.rows.buckets[key].Settings.Retention; retention > 0 && s.rows.hasOld(key, s.now().Add(-retention)) {
 			keys = append(keys, key)
 		}
 	}
-	return keys, nil
+	return keys, "", nil
 }
 
 func (r *rows) hasOld(key string, cutoff time.Time) bool {

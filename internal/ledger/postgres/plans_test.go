@@ -99,6 +99,7 @@ func checkPlans(t *testing.T, d *database) {
 	}
 	reads := []*pgx.QueuedQuery{
 		{SQL: nextDue, Arguments: []any{[]string{}}},
+		{SQL: purgeable, Arguments: []any{"b1", 10, 1000}},
 		{SQL: bucketOfOwner, Arguments: []any{"n", "b", "c"}},
 		{SQL: listLeases, Arguments: []any{"b1", now, "", 10}},
 		{SQL: listAudit, Arguments: []any{"b1", 5, 10}},

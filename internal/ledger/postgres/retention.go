@@ -65,26 +65,32 @@ ON CONFLICT (bucket_key, period_start, hour, cluster, namespace, tenant_id, scop
 
 const deleteRollups = `DELETE FROM tokenlease.rollups WHERE bucket_key = ANY ($1::text[])`
 
-// purgeable finds buckets whose oldest records are older than their retention. A lease
-// that is overdue since then has to be expired first, which Purge does.
+// purgeable looks at a stretch of buckets for those whose oldest records are older than
+// their retention. A lease that is overdue since then has to be expired first, which
+// Purge does.
 const purgeable = `
-SELECT b.bucket_key
-FROM tokenlease.buckets AS b
-CROSS JOIN LATERAL (
-	SELECT (SELECT tokenlease.ledger_now()) - b.retention_ms * interval '1 millisecond' AS cutoff) AS kept
-WHERE b.bucket_key > $1::text AND b.retention_ms > 0
-  AND (EXISTS (
-		SELECT FROM (
-			SELECT * FROM tokenlease.leases AS one
-			WHERE one.bucket_key = b.bucket_key AND one.expires_at <= kept.cutoff
-			ORDER BY one.expires_at
-			LIMIT $3::bigint) AS l
-		WHERE l.state = 'reserved' OR greatest(l.settled_at, l.imported_at) <= kept.cutoff)
-	OR EXISTS (
-		SELECT FROM tokenlease.operations AS o
-		WHERE o.bucket_key = b.bucket_key AND o.recorded_at <= kept.cutoff AND NOT o.of_raise))
-ORDER BY b.bucket_key
-LIMIT $2::bigint`
+SELECT count(*), coalesce(max(stretch.bucket_key), ''),
+	coalesce(array_agg(stretch.bucket_key ORDER BY stretch.bucket_key) FILTER (WHERE
+		EXISTS (
+			SELECT FROM (
+				SELECT * FROM tokenlease.leases AS one
+				WHERE one.bucket_key = stretch.bucket_key AND one.expires_at <= stretch.cutoff
+				ORDER BY one.expires_at
+				LIMIT $3::bigint) AS l
+			WHERE l.state = 'reserved' OR greatest(l.settled_at, l.imported_at) <= stretch.cutoff)
+		OR EXISTS (
+			SELECT FROM (
+				SELECT FROM tokenlease.operations AS one
+				WHERE one.bucket_key = stretch.bucket_key AND one.recorded_at <= stretch.cutoff AND NOT one.of_raise
+				ORDER BY one.recorded_at
+				LIMIT 1) AS o)), '{}')
+FROM (
+	SELECT b.bucket_key::text,
+		CASE WHEN b.retention_ms > 0 THEN (SELECT tokenlease.ledger_now()) - b.retention_ms * interval '1 millisecond' END AS cutoff
+	FROM tokenlease.buckets AS b
+	WHERE b.bucket_key > $1::text
+	ORDER BY b.bucket_key
+	LIMIT $2::bigint) AS stretch`
 
 // usageLines adds up rollups and what the leases that are still there have used. A
 // lease expires after it was admitted, so its expiry bounds the search from below.
@@ -174,8 +180,21 @@ func (w *retentionWrites) queue(batch *pgx.Batch) {
 }
 
 // Purgeable implements ledger.Store.
-func (s *Store) Purgeable(ctx context.Context, after string, limit int) ([]string, error) {
-	return list(ctx, s, s.reads, purgeable, pgx.RowTo[string], after, page(limit), ledger.MaxPurge)
+func (s *Store) Purgeable(ctx context.Context, after string, buckets int) (keys []string, next string, err error) {
+	type stretch struct {
+		Looked int
+		Last   string
+		Keys   []string
+	}
+	buckets = page(buckets)
+	found, err := list(ctx, s, s.reads, purgeable, pgx.RowToStructByPos[stretch], after, buckets, ledger.MaxPurge)
+	if err != nil {
+		return nil, "", err
+	}
+	if found[0].Looked == buckets {
+		next = found[0].Last
+	}
+	return found[0].Keys, next, nil
 }
 
 // Usage implements ledger.Store.

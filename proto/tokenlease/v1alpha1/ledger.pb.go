@@ -1522,7 +1522,9 @@ type Lease struct {
 	// The highest figure that a commit was refused, in tokens; absent if there was none.
 	RefusedTokens *int64 `protobuf:"varint,9,opt,name=refused_tokens,json=refusedTokens,proto3,oneof" json:"refused_tokens,omitempty"`
 	// Whether it was committed after it had expired.
-	Late          bool `protobuf:"varint,10,opt,name=late,proto3" json:"late,omitempty"`
+	Late bool `protobuf:"varint,10,opt,name=late,proto3" json:"late,omitempty"`
+	// How long it was reserved for; what it was extended by does not count.
+	Ttl           *durationpb.Duration `protobuf:"bytes,11,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1625,6 +1627,13 @@ func (x *Lease) GetLate() bool {
 		return x.Late
 	}
 	return false
+}
+
+func (x *Lease) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
 }
 
 // AuditRow is one line of evidence: a change of a limit, or a decision not to change it.
@@ -2059,7 +2068,7 @@ const file_tokenlease_v1alpha1_ledger_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
 	"\x16temporary_limit_tokens\x18\x02 \x01(\x03R\x14temporaryLimitTokens\x129\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xcf\x03\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xfc\x03\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1f.tokenlease.v1alpha1.LeaseStateR\x05state\x12'\n" +
@@ -2074,7 +2083,8 @@ const file_tokenlease_v1alpha1_ledger_proto_rawDesc = "" +
 	"\x06holder\x18\b \x01(\tR\x06holder\x12*\n" +
 	"\x0erefused_tokens\x18\t \x01(\x03H\x01R\rrefusedTokens\x88\x01\x01\x12\x12\n" +
 	"\x04late\x18\n" +
-	" \x01(\bR\x04lateB\x10\n" +
+	" \x01(\bR\x04late\x12+\n" +
+	"\x03ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\x03ttlB\x10\n" +
 	"\x0e_actual_tokensB\x11\n" +
 	"\x0f_refused_tokens\"\xbc\a\n" +
 	"\bAuditRow\x12\x1a\n" +
@@ -2224,32 +2234,33 @@ var file_tokenlease_v1alpha1_ledger_proto_depIdxs = []int32{
 	28, // 34: tokenlease.v1alpha1.Lease.created_at:type_name -> google.protobuf.Timestamp
 	28, // 35: tokenlease.v1alpha1.Lease.expires_at:type_name -> google.protobuf.Timestamp
 	28, // 36: tokenlease.v1alpha1.Lease.settled_at:type_name -> google.protobuf.Timestamp
-	28, // 37: tokenlease.v1alpha1.AuditRow.due_at:type_name -> google.protobuf.Timestamp
-	28, // 38: tokenlease.v1alpha1.AuditRow.at:type_name -> google.protobuf.Timestamp
-	25, // 39: tokenlease.v1alpha1.ErrorDetail.figures:type_name -> tokenlease.v1alpha1.ErrorDetail.FiguresEntry
-	26, // 40: tokenlease.v1alpha1.ErrorDetail.texts:type_name -> tokenlease.v1alpha1.ErrorDetail.TextsEntry
-	27, // 41: tokenlease.v1alpha1.ErrorDetail.retry_after:type_name -> google.protobuf.Duration
-	2,  // 42: tokenlease.v1alpha1.LedgerService.Reserve:input_type -> tokenlease.v1alpha1.ReserveRequest
-	4,  // 43: tokenlease.v1alpha1.LedgerService.Commit:input_type -> tokenlease.v1alpha1.CommitRequest
-	6,  // 44: tokenlease.v1alpha1.LedgerService.Release:input_type -> tokenlease.v1alpha1.ReleaseRequest
-	8,  // 45: tokenlease.v1alpha1.LedgerService.Extend:input_type -> tokenlease.v1alpha1.ExtendRequest
-	10, // 46: tokenlease.v1alpha1.LedgerService.GetBucket:input_type -> tokenlease.v1alpha1.GetBucketRequest
-	12, // 47: tokenlease.v1alpha1.LedgerService.ListLeases:input_type -> tokenlease.v1alpha1.ListLeasesRequest
-	14, // 48: tokenlease.v1alpha1.LedgerService.ListUsage:input_type -> tokenlease.v1alpha1.ListUsageRequest
-	17, // 49: tokenlease.v1alpha1.LedgerService.ListAudit:input_type -> tokenlease.v1alpha1.ListAuditRequest
-	3,  // 50: tokenlease.v1alpha1.LedgerService.Reserve:output_type -> tokenlease.v1alpha1.ReserveResponse
-	5,  // 51: tokenlease.v1alpha1.LedgerService.Commit:output_type -> tokenlease.v1alpha1.CommitResponse
-	7,  // 52: tokenlease.v1alpha1.LedgerService.Release:output_type -> tokenlease.v1alpha1.ReleaseResponse
-	9,  // 53: tokenlease.v1alpha1.LedgerService.Extend:output_type -> tokenlease.v1alpha1.ExtendResponse
-	11, // 54: tokenlease.v1alpha1.LedgerService.GetBucket:output_type -> tokenlease.v1alpha1.GetBucketResponse
-	13, // 55: tokenlease.v1alpha1.LedgerService.ListLeases:output_type -> tokenlease.v1alpha1.ListLeasesResponse
-	15, // 56: tokenlease.v1alpha1.LedgerService.ListUsage:output_type -> tokenlease.v1alpha1.ListUsageResponse
-	18, // 57: tokenlease.v1alpha1.LedgerService.ListAudit:output_type -> tokenlease.v1alpha1.ListAuditResponse
-	50, // [50:58] is the sub-list for method output_type
-	42, // [42:50] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	27, // 37: tokenlease.v1alpha1.Lease.ttl:type_name -> google.protobuf.Duration
+	28, // 38: tokenlease.v1alpha1.AuditRow.due_at:type_name -> google.protobuf.Timestamp
+	28, // 39: tokenlease.v1alpha1.AuditRow.at:type_name -> google.protobuf.Timestamp
+	25, // 40: tokenlease.v1alpha1.ErrorDetail.figures:type_name -> tokenlease.v1alpha1.ErrorDetail.FiguresEntry
+	26, // 41: tokenlease.v1alpha1.ErrorDetail.texts:type_name -> tokenlease.v1alpha1.ErrorDetail.TextsEntry
+	27, // 42: tokenlease.v1alpha1.ErrorDetail.retry_after:type_name -> google.protobuf.Duration
+	2,  // 43: tokenlease.v1alpha1.LedgerService.Reserve:input_type -> tokenlease.v1alpha1.ReserveRequest
+	4,  // 44: tokenlease.v1alpha1.LedgerService.Commit:input_type -> tokenlease.v1alpha1.CommitRequest
+	6,  // 45: tokenlease.v1alpha1.LedgerService.Release:input_type -> tokenlease.v1alpha1.ReleaseRequest
+	8,  // 46: tokenlease.v1alpha1.LedgerService.Extend:input_type -> tokenlease.v1alpha1.ExtendRequest
+	10, // 47: tokenlease.v1alpha1.LedgerService.GetBucket:input_type -> tokenlease.v1alpha1.GetBucketRequest
+	12, // 48: tokenlease.v1alpha1.LedgerService.ListLeases:input_type -> tokenlease.v1alpha1.ListLeasesRequest
+	14, // 49: tokenlease.v1alpha1.LedgerService.ListUsage:input_type -> tokenlease.v1alpha1.ListUsageRequest
+	17, // 50: tokenlease.v1alpha1.LedgerService.ListAudit:input_type -> tokenlease.v1alpha1.ListAuditRequest
+	3,  // 51: tokenlease.v1alpha1.LedgerService.Reserve:output_type -> tokenlease.v1alpha1.ReserveResponse
+	5,  // 52: tokenlease.v1alpha1.LedgerService.Commit:output_type -> tokenlease.v1alpha1.CommitResponse
+	7,  // 53: tokenlease.v1alpha1.LedgerService.Release:output_type -> tokenlease.v1alpha1.ReleaseResponse
+	9,  // 54: tokenlease.v1alpha1.LedgerService.Extend:output_type -> tokenlease.v1alpha1.ExtendResponse
+	11, // 55: tokenlease.v1alpha1.LedgerService.GetBucket:output_type -> tokenlease.v1alpha1.GetBucketResponse
+	13, // 56: tokenlease.v1alpha1.LedgerService.ListLeases:output_type -> tokenlease.v1alpha1.ListLeasesResponse
+	15, // 57: tokenlease.v1alpha1.LedgerService.ListUsage:output_type -> tokenlease.v1alpha1.ListUsageResponse
+	18, // 58: tokenlease.v1alpha1.LedgerService.ListAudit:output_type -> tokenlease.v1alpha1.ListAuditResponse
+	51, // [51:59] is the sub-list for method output_type
+	43, // [43:51] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_tokenlease_v1alpha1_ledger_proto_init() }
