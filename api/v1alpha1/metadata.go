@@ -11,6 +11,11 @@ const (
 	// the actor.
 	RequestedByAnnotation = GroupName + "/requested-by"
 
+	// OnBehalfOfAnnotation on a TemporaryLimitLease is whom its creator claims to ask
+	// for, such as the person behind a pipeline. It goes into the audit beside the actor;
+	// nobody checks it, and it stays as it was at creation.
+	OnBehalfOfAnnotation = GroupName + "/on-behalf-of"
+
 	// ShortenedByAnnotation on a TemporaryLimitLease names who moved expiresAt last.
 	// It is written as RequestedByAnnotation is.
 	ShortenedByAnnotation = GroupName + "/shortened-by"

@@ -169,7 +169,7 @@ func storeRequest(in leaseInput) *ledger.StoreRaise {
 		TenantID: tenantOf(in.bucket), ScopedKeyID: string(spec.ScopedKeyID),
 		NormalLimit: spec.NormalLimit, TemporaryLimit: spec.TemporaryLimit,
 		ExpiresAt: spec.ExpiresAt.Time, ApprovalID: string(spec.ApprovalID),
-		Actor: actorOf(in.lease), Purpose: spec.Purpose, OnBaseChange: onBaseChangeOf(spec.OnBaseChange),
+		Actor: actorOf(in.lease), OnBehalfOf: claimIn(in.lease), Purpose: spec.Purpose, OnBaseChange: onBaseChangeOf(spec.OnBaseChange),
 	}
 	if spec.StartsAt != nil {
 		grant.StartsAt = ptr.To(spec.StartsAt.Time)

@@ -87,6 +87,9 @@ type Grant struct {
 	ExpiresAt  time.Time
 	ApprovalID string
 	Actor      string
+	// OnBehalfOf is whom the actor claims to ask for, "" for nobody. It is kept beside
+	// the actor, and checked by nobody.
+	OnBehalfOf string
 	// Purpose is one line for people, "" for none. It is kept, and judged by
 	// nothing.
 	Purpose      string
@@ -108,6 +111,9 @@ func (g Grant) validate() error {
 		}
 	}
 	if err := optionalIdentifier("actor", g.Actor, MaxActorLength); err != nil {
+		return err
+	}
+	if err := optionalIdentifier("onBehalfOf", g.OnBehalfOf, MaxActorLength); err != nil {
 		return err
 	}
 	if err := optionalLine("purpose", g.Purpose, MaxPurposeLength); err != nil {
@@ -188,6 +194,7 @@ type Raise struct {
 	ExpiresAt    time.Time
 	ApprovalID   string
 	Actor        string
+	OnBehalfOf   string
 	Purpose      string
 	GrantHash    string
 	OnBaseChange OnBaseChange

@@ -110,7 +110,7 @@ func (u *unit) storeIntent(request StoreRaise, grant Grant) *Raise {
 		ID: grant.UID, BucketKey: key, Cluster: grant.Cluster, Namespace: grant.Namespace, Name: grant.Name,
 		CurrentUID: grant.UID, CurrentCreatedAt: Truncate(grant.CreatedAt), TenantID: grant.TenantID, ScopedKeyID: grant.ScopedKeyID,
 		NormalLimit: grant.NormalLimit, TemporaryLimit: grant.TemporaryLimit,
-		StartsAt: u.now, ExpiresAt: grant.ExpiresAt, ApprovalID: grant.ApprovalID, Actor: grant.Actor, Purpose: grant.Purpose,
+		StartsAt: u.now, ExpiresAt: grant.ExpiresAt, ApprovalID: grant.ApprovalID, Actor: grant.Actor, OnBehalfOf: grant.OnBehalfOf, Purpose: grant.Purpose,
 		GrantHash: grant.hash(key), OnBaseChange: grant.OnBaseChange,
 		State: RaisePending, Version: 1, StoredAt: u.now,
 	}

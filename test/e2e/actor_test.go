@@ -121,7 +121,8 @@ func TestActorCannotBeForged(t *testing.T) {
 	ada := in.person(t, "ada", "tokenlease-raiser")
 	eve := in.person(t, "eve", "tokenlease-raiser")
 	in.create(t, in.bucket())
-	lease := in.lease(t, annotated(v1alpha1.ShortenedByAnnotation, "mallory"), annotated(v1alpha1.AcknowledgedByAnnotation, "mallory"))
+	lease := in.lease(t, annotated(v1alpha1.ShortenedByAnnotation, "mallory"), annotated(v1alpha1.AcknowledgedByAnnotation, "mallory"),
+		annotated(v1alpha1.OnBehalfOfAnnotation, "the launch team"))
 	if err := ada.api.Create(call(t), lease); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func TestActorCannotBeForged(t *testing.T) {
 	in.waitLease(t, leaseName, active)
 
 	forged := `{"metadata": {"annotations": {"` + v1alpha1.RequestedByAnnotation + `": "mallory", "` + v1alpha1.ShortenedByAnnotation +
-		`": "mallory", "` + v1alpha1.AcknowledgedByAnnotation + `": "mallory"}}}`
+		`": "mallory", "` + v1alpha1.AcknowledgedByAnnotation + `": "mallory", "` + v1alpha1.OnBehalfOfAnnotation + `": "mallory"}}}`
 	removed := `{"metadata": {"annotations": null}}`
 	for _, writer := range []client.Client{ada.api, eve.api, in.api} {
 		for _, body := range []string{forged, removed} {
@@ -172,8 +173,9 @@ func TestActorCannotBeForged(t *testing.T) {
 		return strings.Contains(strings.Join(events, " "), "RaiseShortened"), strings.Join(events, " ")
 	})
 	for event, want := range map[string]string{"RaiseStored": ada.name, "RaiseActivated": ada.name, "RaiseShortened": eve.name} {
-		if got := in.db.one(t, in.key(bucketName), event).text("actor"); got != want {
-			t.Errorf("%s: the actor in the audit is %q, want %q", event, got, want)
+		row := in.db.one(t, in.key(bucketName), event)
+		if row.text("actor") != want || row.text("on_behalf_of") != "the launch team" {
+			t.Errorf("%s: the actor in the audit is %q, on behalf of %q, want %q", event, row.text("actor"), row.text("on_behalf_of"), want)
 		}
 	}
 }

@@ -12,6 +12,7 @@ var reviewStories = []story{
 	{"a review outlives its bucket and its object", reviewOutlives},
 	{"no raise is longer than all may be", longestRaise},
 	{"who shortened is not who asked", shortenedBySomebody},
+	{"a claim stands beside the actor", claimBesideActor},
 }
 
 const reviewer = "reviewer@example.com"
@@ -136,4 +137,24 @@ func shortenedBySomebody(w *world) {
 		}
 	}
 	w.wantEvents(ledger.AuditRaiseShortened, raise.ID, 1)
+}
+
+// Goal: whom the actor claims to ask for stands beside the actor in each row of the
+// raise, takes nobody's place, and survives that the record is changed.
+func claimBesideActor(w *world) {
+	const somebody = "ada@example.com"
+	raise := w.raised(func(r *ledger.StoreRaise) { r.Grant.OnBehalfOf = somebody })
+	w.touchAt(raise.ExpiresAt)
+	if ended := w.wantRaise(raise.ID, ledger.RaiseRestored, ledger.ReasonExpired); ended.OnBehalfOf != somebody || ended.Actor != requester {
+		w.Errorf("the raise was asked for by %q on behalf of %q", ended.Actor, ended.OnBehalfOf)
+	}
+	for _, row := range w.audit() {
+		want := ""
+		if row.RaiseID == raise.ID {
+			want = somebody
+		}
+		if row.OnBehalfOf != want {
+			w.Errorf("%s is on behalf of %q, want %q", row.Event, row.OnBehalfOf, want)
+		}
+	}
 }

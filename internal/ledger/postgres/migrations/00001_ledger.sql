@@ -222,6 +222,8 @@ CREATE TABLE tokenlease.raises (
     ended_at               timestamptz,
     mismatch_since         timestamptz,
     observed_at            timestamptz,
+    -- A claim of whoever asked, which nobody has checked.
+    on_behalf_of           text,
     CONSTRAINT raises_pkey PRIMARY KEY (bucket_key, raise_id),
     -- One object stands for one raise of a bucket.
     CONSTRAINT raises_current_key UNIQUE (bucket_key, current_uid, cluster),
@@ -322,6 +324,7 @@ CREATE TABLE tokenlease.audit (
     recorded_at            timestamptz NOT NULL,
     lease_id               text COLLATE "C",
     tokens                 tokenlease.tokens,
+    on_behalf_of           text,
     CONSTRAINT audit_pkey PRIMARY KEY (bucket_key, sequence),
     CONSTRAINT audit_sequence CHECK (sequence >= 1),
     CONSTRAINT audit_event CHECK (char_length(event) BETWEEN 1 AND 64),
