@@ -44,6 +44,7 @@ type runOptions struct {
 	worker            string
 	trustedNamespaces string
 	requireActor      bool
+	approvalPattern   string
 	leaderElection    leaderElection
 	dataPlane         dataPlane
 	controllers       controller.Options
@@ -66,6 +67,8 @@ func (o *runOptions) bind(fs *flag.FlagSet) {
 	fs.IntVar(&o.controllers.MaxConcurrentReconciles, "max-concurrent-reconciles", 4, "Objects of one kind that are reconciled at a time.")
 	fs.BoolVar(&o.requireActor, "require-actor", true,
 		"Refuse raises of which the admission policies of config/admission do not tell who asked. Without it the annotation is believed.")
+	fs.StringVar(&o.approvalPattern, "approval-pattern", "",
+		"Regular expression (RE2) that the whole approvalID of a new raise must match, such as CHG-[0-9]+. Default: any.")
 	fs.DurationVar(&o.controllers.MaxRaiseDuration, "max-raise-duration", controller.DefaultMaxRaiseDuration,
 		"The longest time from start to expiry of a raise, whatever the policy of its bucket says.")
 	fs.DurationVar(&o.ledger.LockTimeout, "ledger-lock-timeout", 2*time.Second, "How long a ledger transaction waits for a locked bucket.")

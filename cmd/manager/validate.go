@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -62,6 +63,13 @@ func (o *runOptions) validate(ctx context.Context) error {
 		return fmt.Errorf("--max-raise-duration must lie between 1s and %s, not %s", maxRaiseDuration, d)
 	}
 	o.controllers.ActorOptional = !o.requireActor
+	if o.approvalPattern != "" {
+		pattern, err := regexp.Compile("^(?:" + o.approvalPattern + ")$")
+		if err != nil {
+			return fmt.Errorf("--approval-pattern: %w", err)
+		}
+		o.controllers.ApprovalPattern = pattern
+	}
 	for ns := range strings.SplitSeq(o.trustedNamespaces, ",") {
 		if ns = strings.TrimSpace(ns); ns != "" {
 			o.controllers.TrustedNamespaces = append(o.controllers.TrustedNamespaces, ns)

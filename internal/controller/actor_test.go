@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -118,6 +119,29 @@ func TestBoundedPolicy(t *testing.T) {
 	} {
 		if got := boundedPolicy(ledger.RaisePolicy{MaxDuration: c.policy}, c.bound).MaxDuration; got != c.want {
 			t.Errorf("%s under %s: %s, want %s", c.policy, c.bound, got, c.want)
+		}
+	}
+}
+
+// Goal: a new raise whose approval is not of the form that is asked for is not stored,
+// and says which form that is; one that is stored goes on.
+func TestApprovalPattern(t *testing.T) {
+	for _, c := range []struct {
+		pattern string
+		record  *ledger.Raise
+		stored  bool
+	}{
+		{"^(?:CHG-[0-9]+)$", nil, true}, {"^(?:INC-[0-9]+)$", nil, false},
+		{"^(?:INC-[0-9]+)$", testRaise(ledger.RaiseActive, ledger.ReasonNone), true},
+	} {
+		plan := decideLease(leaseInput{
+			lease: testLease(), bucket: testBucket(), record: c.record, actorOptional: true, approvals: regexp.MustCompile(c.pattern),
+		})
+		if stored := plan.store != nil; stored != c.stored {
+			t.Errorf("%s: stored: %t, want %t", c.pattern, stored, c.stored)
+		}
+		if !c.stored && (!plan.wait.stalled || !strings.Contains(plan.wait.message, "INC-[0-9]+")) {
+			t.Errorf("%s: refused with %+v", c.pattern, plan.wait)
 		}
 	}
 }

@@ -100,7 +100,7 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (leaseInput, *failure, error) {
 	in := leaseInput{
 		lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace),
-		actorOptional: r.ActorOptional, maxDuration: r.MaxRaiseDuration,
+		actorOptional: r.ActorOptional, maxDuration: r.MaxRaiseDuration, approvals: r.ApprovalPattern,
 	}
 	record, err := r.record(ctx, string(lease.UID))
 	if err != nil {

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"fmt"
+	"regexp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -32,6 +34,8 @@ type leaseInput struct {
 	actorOptional bool
 	// maxDuration bounds every raise.
 	maxDuration time.Duration
+	// approvals is what the approval ID of a new raise must match; nil takes any.
+	approvals *regexp.Regexp
 }
 
 // asksWho reports whether a pass goes by a name in the lease's annotations, so that
@@ -87,6 +91,12 @@ func decideLease(in leaseInput) leasePlan {
 		return leasePlan{mirror: in.record}
 	case in.record == nil && usable(in) && !in.actorOptional && in.guard.doubt(in.lease.CreationTimestamp) != "":
 		return leasePlan{wait: actorUnknownFailure(in)}
+	case in.record == nil && usable(in) && in.approvals != nil && !in.approvals.MatchString(string(in.lease.Spec.ApprovalID)):
+		return leasePlan{wait: &failure{
+			reason: v1alpha1.ReasonPolicyRefused, stalled: true, after: resyncInterval,
+			message: fmt.Sprintf("The approvalID %q is not of the form %s that the manager's --approval-pattern asks for. Create another lease with one that is.",
+				in.lease.Spec.ApprovalID, in.approvals),
+		}}
 	case usable(in):
 		return leasePlan{store: storeRequest(in)}
 	default:

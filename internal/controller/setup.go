@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -75,6 +76,9 @@ type Options struct {
 	// MaxRaiseDuration bounds every raise, whatever the policy of its bucket says;
 	// 24 h if it is 0.
 	MaxRaiseDuration time.Duration
+	// ApprovalPattern is what the approval ID of a new raise must match as a whole; nil
+	// takes any.
+	ApprovalPattern *regexp.Regexp
 }
 
 // DefaultMaxRaiseDuration is how long a raise may last where nobody says otherwise.
