@@ -2,10 +2,10 @@ package environment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -38,22 +38,21 @@ func AwaitAdmission(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return err
 	}
+	var last error
 	applied := time.Now()
 	err = wait.PollUntilContextTimeout(ctx, admissionPoll, admissionTimeout, true, func(ctx context.Context) (bool, error) {
 		b := &v1alpha1.TokenBucket{
 			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "awaits-admission"},
 			Spec:       v1alpha1.TokenBucketSpec{Limit: 1},
 		}
-		err := api.Create(ctx, b, client.DryRunAll)
-		if apierrors.IsForbidden(err) {
-			return false, nil // the guard is known already and the stamp is not yet
-		} else if err != nil {
-			return false, err
+		// The kind may not be served yet, and the guard may be known before the stamp is.
+		if last = api.Create(ctx, b, client.DryRunAll); last != nil {
+			return false, nil //nolint:nilerr // tried again; the last error is reported at the end
 		}
 		return b.Annotations[v1alpha1.RequestedByAnnotation] != "" && time.Since(applied) > admissionAge, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait for the admission policies: %w", err)
+		return fmt.Errorf("wait for the admission policies: %w", errors.Join(err, last))
 	}
 	return nil
 }
