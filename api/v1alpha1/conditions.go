@@ -118,8 +118,12 @@ const (
 	// ReasonPolicyRefused: the raise is above the bucket's maxLimit or longer than
 	// its maxDurationSeconds.
 	ReasonPolicyRefused = "PolicyRefused"
+	// ReasonActorUnknown: nothing vouches for who asks for the raise.
+	ReasonActorUnknown = "ActorUnknown"
 	// ReasonNoReviewNeeded: nothing about the raise asks for review.
 	ReasonNoReviewNeeded = "NoReviewNeeded"
+	// ReasonAcknowledged: somebody has looked at a raise that asked for review.
+	ReasonAcknowledged = "Acknowledged"
 	// ReasonNotEnded: the raise has not reached a final state.
 	ReasonNotEnded = "NotEnded"
 )

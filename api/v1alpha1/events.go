@@ -42,4 +42,6 @@ const (
 	EventRaiseFailed = "RaiseFailed"
 	// EventReviewRequired: somebody has to look at how the raise ended.
 	EventReviewRequired = "ReviewRequired"
+	// EventReviewAcknowledged: somebody has looked at it.
+	EventReviewAcknowledged = "ReviewAcknowledged"
 )

@@ -25,7 +25,7 @@ const (
 // budget or ask for a raise only because the namespace is theirs.
 func TestRolesForPeople(t *testing.T) {
 	for _, file := range []string{ // what must not be aggregated comes first, so that it would be seen
-		"tokenbucket_editor_role.yaml", "temporarylimitlease_editor_role.yaml",
+		"tokenbucket_editor_role.yaml", "temporarylimitlease_editor_role.yaml", "raiser_role.yaml", "reviewer_role.yaml",
 		"tokenbucket_viewer_role.yaml", "temporarylimitlease_viewer_role.yaml",
 	} {
 		content, err := os.ReadFile(filepath.Join("../../config/rbac", file))

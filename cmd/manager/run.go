@@ -43,6 +43,8 @@ type runOptions struct {
 	healthAddress     string
 	worker            string
 	trustedNamespaces string
+	requireActor      bool
+	approvalPattern   string
 	leaderElection    leaderElection
 	dataPlane         dataPlane
 	controllers       controller.Options
@@ -63,6 +65,12 @@ func (o *runOptions) bind(fs *flag.FlagSet) {
 	fs.DurationVar(&o.controllers.UsageInterval, "usage-interval", time.Minute,
 		"Status is written at most once in this time when only usage figures have changed.")
 	fs.IntVar(&o.controllers.MaxConcurrentReconciles, "max-concurrent-reconciles", 4, "Objects of one kind that are reconciled at a time.")
+	fs.BoolVar(&o.requireActor, "require-actor", true,
+		"Refuse raises of which the admission policies of config/admission do not tell who asked. Without it the annotation is believed.")
+	fs.StringVar(&o.approvalPattern, "approval-pattern", "",
+		"Regular expression (RE2) that the whole approvalID of a new raise must match, such as CHG-[0-9]+. Default: any.")
+	fs.DurationVar(&o.controllers.MaxRaiseDuration, "max-raise-duration", controller.DefaultMaxRaiseDuration,
+		"The longest time from start to expiry of a raise, whatever the policy of its bucket says.")
 	fs.DurationVar(&o.ledger.LockTimeout, "ledger-lock-timeout", 2*time.Second, "How long a ledger transaction waits for a locked bucket.")
 	fs.DurationVar(&o.ledger.StatementTimeout, "ledger-statement-timeout", 5*time.Second, "How long a statement of a ledger transaction may run.")
 	fs.DurationVar(&o.ledger.IdleInTransactionTimeout, "ledger-idle-in-transaction-timeout", 5*time.Second,
@@ -134,7 +142,7 @@ func run(ctx context.Context, o runOptions, log logr.Logger) error {
 	purger := sweeper.NewPurger(ledger.New(store, nil), metrics, log.WithName("purger"))
 	h := newHealth(partLedger, partControllers)
 	served := telemetry.NewDataPlane()
-	servers, err := o.listen(ctx, h, []prometheus.Collector{metrics, telemetry.NewPastExpiry(store), served})
+	servers, err := o.listen(ctx, h, []prometheus.Collector{metrics, telemetry.NewPastExpiry(store), telemetry.NewOpenReviews(store), served})
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 const (
 	maxConnections          = 1000
 	maxConcurrentReconciles = 1000
+	maxRaiseDuration        = 366 * 24 * time.Hour
 	// leaderJitter is how much longer than the retry period the wait between two
 	// tries of the leader election may be: a renewal needs time for one.
 	leaderJitter = 1.2
@@ -56,6 +58,17 @@ func (o *runOptions) validate(ctx context.Context) error {
 		if err := ledger.ValidateClusterID(o.controllers.ClusterID); err != nil {
 			return fmt.Errorf("--cluster-id: %w", err)
 		}
+	}
+	if d := o.controllers.MaxRaiseDuration; d < time.Second || d > maxRaiseDuration {
+		return fmt.Errorf("--max-raise-duration must lie between 1s and %s, not %s", maxRaiseDuration, d)
+	}
+	o.controllers.ActorOptional = !o.requireActor
+	if o.approvalPattern != "" {
+		pattern, err := regexp.Compile("^(?:" + o.approvalPattern + ")$")
+		if err != nil {
+			return fmt.Errorf("--approval-pattern: %w", err)
+		}
+		o.controllers.ApprovalPattern = pattern
 	}
 	for ns := range strings.SplitSeq(o.trustedNamespaces, ",") {
 		if ns = strings.TrimSpace(ns); ns != "" {

@@ -29,6 +29,8 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"run", "--ledger-max-connections=4"}, "--ledger-max-connections must be at least 6 and at most 1000, not 4"},
 		{[]string{"run", "--ledger-max-connections=1001"}, "--ledger-max-connections must be at least 6 and at most 1000, not 1001"},
 		{[]string{"run", "--cluster-id= padded"}, "--cluster-id: "},
+		{[]string{"run", "--max-raise-duration=0s"}, "--max-raise-duration must lie between 1s and"},
+		{[]string{"run", "--approval-pattern=CHG-("}, "--approval-pattern: "},
 		{[]string{"run", "--cluster-id=" + strings.Repeat("x", 1000)}, "--cluster-id: "},
 		{[]string{"run", "--cluster-id=two\nlines"}, "--cluster-id: "},
 		{[]string{"run"}, "--leader-election-namespace is required"},

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -53,19 +54,29 @@ func ownerOf(b *v1alpha1.TokenBucket, cluster string) ledger.Owner {
 	}
 }
 
-// actorOf is who asked, as the annotation says: one trimmed line within the bounds
-// of the audit. Anything may stand in an annotation.
+// actorOf is who asked, as the annotation says.
 func actorOf(object client.Object) string {
+	return nameIn(object, v1alpha1.RequestedByAnnotation)
+}
+
+// nameIn is the name in an annotation.
+func nameIn(object client.Object, annotation string) string {
+	return cmp.Or(textIn(object, annotation), actorUnknown)
+}
+
+// claimIn is whom the actor claims to ask for, "" for nobody.
+func claimIn(object client.Object) string { return textIn(object, v1alpha1.OnBehalfOfAnnotation) }
+
+// textIn is the text of an annotation: one trimmed line within the bounds of the
+// audit. Anything may stand in an annotation.
+func textIn(object client.Object, annotation string) string {
 	text := strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '
 		}
 		return r
-	}, strings.ToValidUTF8(object.GetAnnotations()[v1alpha1.RequestedByAnnotation], "?"))
-	if text = trim(firstUnits(trim(text), ledger.MaxActorLength)); text == "" {
-		return actorUnknown
-	}
-	return text
+	}, strings.ToValidUTF8(object.GetAnnotations()[annotation], "?"))
+	return trim(firstUnits(trim(text), ledger.MaxActorLength))
 }
 
 // firstUnits is the beginning of a text, at most so many UTF-16 units long.

@@ -23,6 +23,7 @@ type leaseReconciler struct {
 	Options
 	writer
 	clock func() time.Time
+	guard *guard
 	// standing is the UID under which each lease may have a raise that has not
 	// ended.
 	standing *perObject[string]
@@ -97,7 +98,10 @@ func (r *leaseReconciler) departed(ctx context.Context, key client.ObjectKey, pr
 // gather reads the ledger's record first: with it, a raise that is over needs no
 // bucket.
 func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (leaseInput, *failure, error) {
-	in := leaseInput{lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace)}
+	in := leaseInput{
+		lease: &lease.TemporaryLimitLease, unreadable: lease.unreadable, cluster: r.ClusterID, trusted: r.trusts(lease.Namespace),
+		actorOptional: r.ActorOptional, maxDuration: r.MaxRaiseDuration, approvals: r.ApprovalPattern,
+	}
 	record, err := r.record(ctx, string(lease.UID))
 	if err != nil {
 		return in, failureOf(err), nil
@@ -108,7 +112,11 @@ func (r *leaseReconciler) gather(ctx context.Context, lease *storedLease) (lease
 	if err == nil {
 		in.bucket, in.bucketUnreadable = &bucket.TokenBucket, bucket.unreadable != ""
 	}
-	return in, nil, client.IgnoreNotFound(err)
+	if err = client.IgnoreNotFound(err); err != nil || !asksWho(in) {
+		return in, nil, err
+	}
+	in.guard, err = r.guard.look(ctx)
+	return in, nil, err
 }
 
 func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise, error) {
@@ -124,7 +132,7 @@ func (r *leaseReconciler) record(ctx context.Context, uid string) (*ledger.Raise
 // act is the one call of the ledger that changes something. It returns the record
 // as it is afterwards, or as it was before a failure.
 func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan) (*ledger.Raise, *failure) {
-	if plan.store == nil && plan.revoke == nil {
+	if plan.store == nil && plan.revoke == nil && plan.acknowledge == nil {
 		return plan.mirror, plan.wait
 	}
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
@@ -133,10 +141,13 @@ func (r *leaseReconciler) act(ctx context.Context, in leaseInput, plan leasePlan
 	defer fault.Point("controller.after-ledger")
 	var record *ledger.Raise
 	var err error
-	if plan.store != nil {
+	switch {
+	case plan.store != nil:
 		record, err = r.Ledger.StoreRaise(ctx, *plan.store)
-	} else {
+	case plan.revoke != nil:
 		record, err = r.Ledger.RevokeRaise(ctx, *plan.revoke)
+	default:
+		record, err = r.Ledger.AcknowledgeReview(ctx, *plan.acknowledge)
 	}
 	if err != nil {
 		return in.record, failureOf(err)

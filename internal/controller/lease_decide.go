@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"fmt"
+	"regexp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,6 +27,30 @@ type leaseInput struct {
 	// trusted: the namespace may use keys outside "<namespace>/".
 	trusted bool
 	cluster string
+	// guard is how the guard of the names in annotations stands, looked for where
+	// asksWho says so.
+	guard guardStanding
+	// actorOptional: the names are believed without it.
+	actorOptional bool
+	// maxDuration bounds every raise.
+	maxDuration time.Duration
+	// approvals is what the approval ID of a new raise must match; nil takes any.
+	approvals *regexp.Regexp
+}
+
+// asksWho reports whether a pass goes by a name in the lease's annotations, so that
+// it must know whether that is true.
+func asksWho(in leaseInput) bool {
+	switch {
+	case in.actorOptional || in.unreadable != "" || !in.lease.DeletionTimestamp.IsZero():
+		return false
+	case in.record == nil:
+		return usable(in) && !isSettled(in.lease)
+	case in.record.State.Ended():
+		return wantsAcknowledged(in)
+	default:
+		return in.lease.Spec.ExpiresAt.Time.Before(in.record.ExpiresAt)
+	}
 }
 
 // leasePlan is what a pass over a TemporaryLimitLease does: at most one of its
@@ -33,6 +59,8 @@ type leaseInput struct {
 type leasePlan struct {
 	store  *ledger.StoreRaise
 	revoke *ledger.RevokeRaise
+	// acknowledge: somebody has looked at a raise that asks for review.
+	acknowledge *ledger.AcknowledgeReview
 	// mirror: the record says it all.
 	mirror *ledger.Raise
 	wait   *failure
@@ -47,6 +75,10 @@ func decideLease(in leaseInput) leasePlan {
 	switch {
 	case !in.lease.DeletionTimestamp.IsZero():
 		return decideDeletedLease(in)
+	case ended && acknowledged(in):
+		return leasePlan{acknowledge: &ledger.AcknowledgeReview{
+			Key: in.record.BucketKey, UID: string(in.lease.UID), Actor: nameIn(in.lease, v1alpha1.AcknowledgedByAnnotation),
+		}}
 	case ended:
 		return leasePlan{mirror: in.record}
 	case in.record == nil && isSettled(in.lease):
@@ -57,6 +89,14 @@ func decideLease(in leaseInput) leasePlan {
 		// A TokenBucket that came back with another key does not get the raise too:
 		// one object asks for one raise, under one approval.
 		return leasePlan{mirror: in.record}
+	case in.record == nil && usable(in) && !in.actorOptional && in.guard.doubt(in.lease.CreationTimestamp) != "":
+		return leasePlan{wait: actorUnknownFailure(in)}
+	case in.record == nil && usable(in) && in.approvals != nil && !in.approvals.MatchString(string(in.lease.Spec.ApprovalID)):
+		return leasePlan{wait: &failure{
+			reason: v1alpha1.ReasonPolicyRefused, stalled: true, after: resyncInterval,
+			message: fmt.Sprintf("The approvalID %q is not of the form %s that the manager's --approval-pattern asks for. Create another lease with one that is.",
+				in.lease.Spec.ApprovalID, in.approvals),
+		}}
 	case usable(in):
 		return leasePlan{store: storeRequest(in)}
 	default:
@@ -102,6 +142,35 @@ func waitForBucket(in leaseInput) *failure {
 	return f
 }
 
+// wantsAcknowledged reports whether the lease says that somebody has looked at it.
+func wantsAcknowledged(in leaseInput) bool {
+	return in.record.ReviewRequired && isCurrent(in.record, in.lease) &&
+		in.lease.Annotations[v1alpha1.AcknowledgedAnnotation] != ""
+}
+
+// acknowledged reports whether that is to be believed: without the guard anybody
+// could have written it.
+func acknowledged(in leaseInput) bool {
+	return wantsAcknowledged(in) && (in.actorOptional || in.guard.inForce)
+}
+
+func actorUnknownFailure(in leaseInput) *failure {
+	return &failure{
+		reason: v1alpha1.ReasonActorUnknown, stalled: true, after: resyncInterval,
+		message: "It is not known who asks for this raise: " + in.guard.doubt(in.lease.CreationTimestamp) +
+			". Apply config/admission, then create the lease anew; or start the manager with --require-actor=false.",
+	}
+}
+
+// shortenedBy is who moved the expiry. Making a raise shorter is never refused for
+// want of a name.
+func shortenedBy(in leaseInput) string {
+	if !in.actorOptional && !in.guard.inForce {
+		return actorUnknown
+	}
+	return nameIn(in.lease, v1alpha1.ShortenedByAnnotation)
+}
+
 func storeRequest(in leaseInput) *ledger.StoreRaise {
 	spec := in.lease.Spec
 	grant := ledger.Grant{
@@ -110,7 +179,7 @@ func storeRequest(in leaseInput) *ledger.StoreRaise {
 		TenantID: tenantOf(in.bucket), ScopedKeyID: string(spec.ScopedKeyID),
 		NormalLimit: spec.NormalLimit, TemporaryLimit: spec.TemporaryLimit,
 		ExpiresAt: spec.ExpiresAt.Time, ApprovalID: string(spec.ApprovalID),
-		Actor: actorOf(in.lease), Purpose: spec.Purpose, OnBaseChange: onBaseChangeOf(spec.OnBaseChange),
+		Actor: actorOf(in.lease), OnBehalfOf: claimIn(in.lease), Purpose: spec.Purpose, OnBaseChange: onBaseChangeOf(spec.OnBaseChange),
 	}
 	if spec.StartsAt != nil {
 		grant.StartsAt = ptr.To(spec.StartsAt.Time)
@@ -118,6 +187,7 @@ func storeRequest(in leaseInput) *ledger.StoreRaise {
 	return &ledger.StoreRaise{
 		Key: bucketKeyOf(in.bucket), Grant: grant,
 		BucketUID: string(in.bucket.UID), BucketGeneration: in.bucket.Generation,
+		MaxDuration: in.maxDuration, ShortenedBy: shortenedBy(in),
 	}
 }
 

@@ -101,7 +101,7 @@ func TestDecideLease(t *testing.T) {
 		{"deleted, not held", leaseInput{lease: testLease(deleting, func(l *v1alpha1.TemporaryLimitLease) { l.Finalizers = nil }), record: active}, "nothing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.in.cluster = "cluster"
+			c.in.cluster, c.in.actorOptional = "cluster", true // who asks has a test of its own
 			got := "nothing"
 			switch plan := decideLease(c.in); {
 			case plan.store != nil:

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -46,7 +47,10 @@ func leaseStatus(lease *v1alpha1.TemporaryLimitLease, record *ledger.Raise, fail
 func showNothingStored(status *v1alpha1.TemporaryLimitLeaseStatus, c conditions, lease *v1alpha1.TemporaryLimitLease, f *failure) {
 	*status = v1alpha1.TemporaryLimitLeaseStatus{
 		Conditions: status.Conditions, ObservedGeneration: status.ObservedGeneration,
-		State: v1alpha1.RaiseStatePending, RequestedBy: actorOf(lease),
+		State: v1alpha1.RaiseStatePending,
+	}
+	if f.reason != v1alpha1.ReasonActorUnknown {
+		status.RequestedBy = actorOf(lease)
 	}
 	for _, kind := range []string{v1alpha1.ConditionActive, v1alpha1.ConditionRestored, v1alpha1.ConditionEnded} {
 		c.set(kind, metav1.ConditionFalse, f.reason, "The raise is not stored in the ledger.")
@@ -115,9 +119,12 @@ func showRaise(c conditions, r *ledger.Raise) {
 	} else {
 		c.set(v1alpha1.ConditionEnded, metav1.ConditionFalse, v1alpha1.ReasonNotEnded, "")
 	}
-	if r.ReviewRequired {
+	switch {
+	case r.ReviewRequired:
 		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionTrue, reason, message)
-	} else {
+	case r.Reviewed():
+		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionFalse, v1alpha1.ReasonAcknowledged, message)
+	default:
 		c.set(v1alpha1.ConditionReviewRequired, metav1.ConditionFalse, v1alpha1.ReasonNoReviewNeeded, "")
 	}
 }
@@ -160,8 +167,10 @@ func explain(r *ledger.Raise) string {
 		return fmt.Sprintf("The raise ended (%s) and the limit is back at %d.", r.Reason, ptr.Deref(r.RestoreTo, r.NormalLimit))
 	case r.State == ledger.RaisePending:
 		return explainPending(r, observed)
+	case r.Reviewed():
+		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s. The review was acknowledged; by whom is in the audit.", observed)
 	case r.Ran() && r.Reason == ledger.ReasonLimitChanged:
-		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s and needs a review.", observed)
+		return fmt.Sprintf("Somebody else changed the limit during the raise; it was left at %s and needs a review: write the annotation "+v1alpha1.AcknowledgedAnnotation+" once somebody has looked at it.", observed)
 	}
 	switch r.Reason {
 	case ledger.ReasonLimitChanged:
@@ -179,7 +188,7 @@ func explain(r *ledger.Raise) string {
 	case ledger.ReasonRaisesDisabled:
 		return "The bucket accepts no raises. Set raises on the TokenBucket with mode Enforce, then create another lease."
 	case ledger.ReasonPolicyRefused:
-		return "The raise is above the bucket's raises.maxLimit or longer than its raises.maxDurationSeconds. Create another lease within them."
+		return "The raise is above the bucket's raises.maxLimit, or longer than its raises.maxDurationSeconds or than the manager's --max-raise-duration. Create another lease within them."
 	default:
 		return fmt.Sprintf("The raise failed (%s).", r.Reason)
 	}
@@ -219,6 +228,9 @@ func leaseNotices(before, after *v1alpha1.TemporaryLimitLeaseStatus, record *led
 	case failed == nil && before.BucketKey != "" && before.ObservedGeneration > 0 && before.ObservedGeneration < after.ObservedGeneration &&
 		!record.State.Ended():
 		tell(false, v1alpha1.EventRaiseShortened, "Shorten")
+	}
+	if was := meta.IsStatusConditionTrue(before.Conditions, v1alpha1.ConditionReviewRequired); was && record.Reviewed() {
+		tell(false, v1alpha1.EventReviewAcknowledged, "Acknowledge")
 	}
 	if before.State == after.State {
 		return notices

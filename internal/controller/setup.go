@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/config/admission"
 	"github.com/token-lease/operator/internal/ledger"
 )
 
@@ -69,7 +71,19 @@ type Options struct {
 	// MaxConcurrentReconciles is the number of workers of each controller; 4 if it
 	// is 0.
 	MaxConcurrentReconciles int
+	// ActorOptional takes leases of which nobody can tell who asked for them, and
+	// believes what stands in their annotations.
+	ActorOptional bool
+	// MaxRaiseDuration bounds every raise, whatever the policy of its bucket says;
+	// 24 h if it is 0.
+	MaxRaiseDuration time.Duration
+	// ApprovalPattern is what the approval ID of a new raise must match as a whole; nil
+	// takes any.
+	ApprovalPattern *regexp.Regexp
 }
+
+// DefaultMaxRaiseDuration is how long a raise may last where nobody says otherwise.
+const DefaultMaxRaiseDuration = 24 * time.Hour
 
 func (o Options) withDefaults() (Options, error) {
 	if o.Ledger == nil || o.ClusterID == "" {
@@ -86,6 +100,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.MaxConcurrentReconciles <= 0 {
 		o.MaxConcurrentReconciles = 4
+	}
+	if o.MaxRaiseDuration <= 0 {
+		o.MaxRaiseDuration = DefaultMaxRaiseDuration
 	}
 	return o, nil
 }
@@ -127,6 +144,9 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	if err := setupLeases(mgr, o, write, leases); err != nil {
 		return fmt.Errorf("set up the TemporaryLimitLease controller: %w", err)
 	}
+	if err := addGuardCheck(mgr, o); err != nil {
+		return fmt.Errorf("set up the look at the admission policies: %w", err)
+	}
 	if err := mgr.Add(newMirror(mgr.GetCache(), o, buckets, leases, mirrored)); err != nil {
 		return fmt.Errorf("set up the mirror: %w", err)
 	}
@@ -138,8 +158,12 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 
 func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue, mirrored *perObject[*ledger.Snapshot]) error {
 	write.refused = newPerObject[string]()
+	shall, err := admission.BucketGuard()
+	if err != nil {
+		return err
+	}
 	r := &bucketReconciler{
-		Options: o, writer: write, clock: time.Now,
+		Options: o, writer: write, clock: time.Now, guard: &guard{reader: mgr.GetAPIReader(), shall: shall},
 		written: newPerObject[time.Time](), standing: newPerObject[*ledger.CloseBucket](),
 		mirrored: mirrored, shown: newPerObject[int64](), ownWrites: newPerObject[string](),
 	}
@@ -153,7 +177,14 @@ func setupBuckets(mgr ctrl.Manager, o Options, write writer, queue *queue, mirro
 
 func setupLeases(mgr ctrl.Manager, o Options, write writer, queue *queue) error {
 	write.refused = newPerObject[string]()
-	r := &leaseReconciler{Options: o, writer: write, clock: time.Now, standing: newPerObject[string]()}
+	shall, err := admission.LeaseGuard()
+	if err != nil {
+		return err
+	}
+	r := &leaseReconciler{
+		Options: o, writer: write, clock: time.Now, standing: newPerObject[string](),
+		guard: &guard{reader: mgr.GetAPIReader(), shall: shall},
+	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("temporarylimitlease").
 		For(&storedLease{}).

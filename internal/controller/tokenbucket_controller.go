@@ -20,6 +20,7 @@ type bucketReconciler struct {
 	Options
 	writer
 	clock func() time.Time
+	guard *guard
 	// written is when the status of each TokenBucket was written last.
 	written *perObject[time.Time]
 	// standing is how to close the bucket of each TokenBucket that declared one.
@@ -56,6 +57,10 @@ func (r *bucketReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		return ctrl.Result{}, nil
 	}
 	if plan.declare != nil {
+		plan.declare.Declaration.Raises = boundedPolicy(plan.declare.Declaration.Raises, r.MaxRaiseDuration)
+		if plan.declare.Actor, err = r.guard.name(ctx, plan.declare.Actor, r.ActorOptional); err != nil {
+			return ctrl.Result{}, err
+		}
 		if err := r.addFinalizer(ctx, b); err != nil {
 			return r.afterWrite(b, b.unreadable, err)
 		}

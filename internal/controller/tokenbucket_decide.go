@@ -140,3 +140,11 @@ func raisePolicyOf(p *v1alpha1.RaisePolicy) ledger.RaisePolicy {
 	}
 	return policy
 }
+
+// boundedPolicy keeps the policy within the bound of all raises. It stands on the
+// bucket's row, so that the ledger goes by it on every replica, also when a raise
+// starts.
+func boundedPolicy(p ledger.RaisePolicy, longest time.Duration) ledger.RaisePolicy {
+	p.MaxDuration = min(p.MaxDuration, longest)
+	return p
+}

@@ -44,6 +44,8 @@ const (
 	AuditRaiseRestored  AuditEvent = "RaiseRestored"
 	AuditRaiseFailed    AuditEvent = "RaiseFailed"
 	AuditRaiseObserved  AuditEvent = "RaiseObserved"
+	// AuditRaiseReviewed: somebody has looked at a raise that asked for review.
+	AuditRaiseReviewed AuditEvent = "RaiseReviewed"
 )
 
 // AuditOutcome says whether the cap was changed.
@@ -92,9 +94,11 @@ type AuditRow struct {
 
 	// Actor asked for it, Worker did it, Trigger is the operation during which it
 	// was done.
-	Actor   string
-	Worker  string
-	Trigger string
+	Actor string
+	// OnBehalfOf is whom the one who asked for the raise claimed to ask for.
+	OnBehalfOf string
+	Worker     string
+	Trigger    string
 
 	RequestedLimit *int64
 	PriorLimit     *int64

@@ -179,3 +179,9 @@ func (l *Ledger) RevokeRaise(ctx context.Context, r RevokeRaise) (*Raise, error)
 	result, err := l.one(ctx, r)
 	return result.Raise, err
 }
+
+// AcknowledgeReview carries out one AcknowledgeReview.
+func (l *Ledger) AcknowledgeReview(ctx context.Context, r AcknowledgeReview) (*Raise, error) {
+	result, err := l.one(ctx, r)
+	return result.Raise, err
+}

@@ -87,6 +87,9 @@ type Grant struct {
 	ExpiresAt  time.Time
 	ApprovalID string
 	Actor      string
+	// OnBehalfOf is whom the actor claims to ask for, "" for nobody. It is kept beside
+	// the actor, and checked by nobody.
+	OnBehalfOf string
 	// Purpose is one line for people, "" for none. It is kept, and judged by
 	// nothing.
 	Purpose      string
@@ -108,6 +111,9 @@ func (g Grant) validate() error {
 		}
 	}
 	if err := optionalIdentifier("actor", g.Actor, MaxActorLength); err != nil {
+		return err
+	}
+	if err := optionalIdentifier("onBehalfOf", g.OnBehalfOf, MaxActorLength); err != nil {
 		return err
 	}
 	if err := optionalLine("purpose", g.Purpose, MaxPurposeLength); err != nil {
@@ -188,13 +194,15 @@ type Raise struct {
 	ExpiresAt    time.Time
 	ApprovalID   string
 	Actor        string
+	OnBehalfOf   string
 	Purpose      string
 	GrantHash    string
 	OnBaseChange OnBaseChange
 
 	State  RaiseState
 	Reason Reason
-	// ReviewRequired is set when the raise ran and found another cap at its end.
+	// ReviewRequired is set when the raise ran and found another cap at its end, until
+	// somebody acknowledges that.
 	ReviewRequired bool
 	// ObservedLimit is the cap that the latest decision on the raise found.
 	ObservedLimit *int64
@@ -221,6 +229,11 @@ func (r *Raise) Clone() *Raise {
 	c.MismatchSince = clonePointer(r.MismatchSince)
 	c.ObservedAt = clonePointer(r.ObservedAt)
 	return &c
+}
+
+// Reviewed reports whether the raise asked for review and that was acknowledged.
+func (r *Raise) Reviewed() bool {
+	return r.State == RaiseFailed && r.Ran() && r.Reason == ReasonLimitChanged && !r.ReviewRequired
 }
 
 // Ran reports whether the raise was ever in force.

@@ -7,20 +7,21 @@ type Operation string
 
 // The verbs.
 const (
-	OpOpenBucket   Operation = "open_bucket"
-	OpSetLimit     Operation = "set_limit"
-	OpReserve      Operation = "reserve"
-	OpCommit       Operation = "commit"
-	OpRelease      Operation = "release"
-	OpExtend       Operation = "extend"
-	OpPurge        Operation = "purge"
-	OpReapExpired  Operation = "reap_expired"
-	OpInspect      Operation = "inspect"
-	OpApplyDeclare Operation = "apply_declared"
-	OpCloseBucket  Operation = "close_bucket"
-	OpStoreRaise   Operation = "store_raise"
-	OpRevokeRaise  Operation = "revoke_raise"
-	OpTouch        Operation = "touch"
+	OpOpenBucket        Operation = "open_bucket"
+	OpSetLimit          Operation = "set_limit"
+	OpReserve           Operation = "reserve"
+	OpCommit            Operation = "commit"
+	OpRelease           Operation = "release"
+	OpExtend            Operation = "extend"
+	OpPurge             Operation = "purge"
+	OpReapExpired       Operation = "reap_expired"
+	OpInspect           Operation = "inspect"
+	OpApplyDeclare      Operation = "apply_declared"
+	OpCloseBucket       Operation = "close_bucket"
+	OpStoreRaise        Operation = "store_raise"
+	OpRevokeRaise       Operation = "revoke_raise"
+	OpAcknowledgeReview Operation = "acknowledge_review"
+	OpTouch             Operation = "touch"
 )
 
 // Request is one thing asked of the ledger. The types of this file are the only
@@ -250,6 +251,11 @@ type StoreRaise struct {
 	// written against: that generation must have reached the ledger.
 	BucketUID        string
 	BucketGeneration int64
+	// MaxDuration bounds the window of a new raise, beside the bucket's policy; 0 for
+	// no bound.
+	MaxDuration time.Duration
+	// ShortenedBy is the actor of an earlier ExpiresAt; "" means the grant's.
+	ShortenedBy string
 }
 
 // RevokeRaise ends a raise because the object that stands for it was deleted.
@@ -258,6 +264,16 @@ type StoreRaise struct {
 type RevokeRaise struct {
 	Key string
 	// UID is the deleted object's.
+	UID   string
+	Actor string
+}
+
+// AcknowledgeReview records that somebody has looked at a raise that asks for review.
+// Answers Raise; one that asks for none, or that another incarnation stands for now,
+// is answered unchanged. Refuses with raise_not_found.
+type AcknowledgeReview struct {
+	Key string
+	// UID is that of the object that stands for the raise.
 	UID   string
 	Actor string
 }
@@ -277,6 +293,19 @@ func (ApplyDeclared) Operation() Operation { return OpApplyDeclare }
 func (CloseBucket) Operation() Operation   { return OpCloseBucket }
 func (StoreRaise) Operation() Operation    { return OpStoreRaise }
 func (RevokeRaise) Operation() Operation   { return OpRevokeRaise }
+
+// Operation implements Request.
+func (AcknowledgeReview) Operation() Operation { return OpAcknowledgeReview }
+
+// Bucket implements Request.
+func (r AcknowledgeReview) Bucket() string { return r.Key }
+
+// Needs implements Request.
+func (r AcknowledgeReview) Needs() Needs { return Needs{RaiseUIDs: []string{r.UID}} }
+
+func (r AcknowledgeReview) validate() error {
+	return RevokeRaise(r).validate()
+}
 
 // Bucket implements Request.
 func (r OpenBucket) Bucket() string    { return r.Key }

@@ -1,5 +1,7 @@
 package ledger
 
+import "cmp"
+
 func (r StoreRaise) apply(u *unit) Result {
 	grant := r.Grant
 	grant.ExpiresAt = Truncate(grant.ExpiresAt)
@@ -10,7 +12,7 @@ func (r StoreRaise) apply(u *unit) Result {
 				WithDetails(map[string]any{"raiseId": existing.ID})}
 		}
 		if existing.CurrentUID == grant.UID {
-			u.shorten(existing, grant)
+			u.shorten(existing, grant, r.ShortenedBy)
 		}
 		return Result{Raise: existing}
 	}
@@ -18,14 +20,14 @@ func (r StoreRaise) apply(u *unit) Result {
 		// Within one second both stand for it in turn, until one of them is gone.
 		if !grant.CreatedAt.Before(existing.CurrentCreatedAt) {
 			u.link(existing, grant)
-			u.shorten(existing, grant)
+			u.shorten(existing, grant, r.ShortenedBy)
 		}
 		return Result{Raise: existing}
 	}
 	if err := r.ready(u); err != nil {
 		return Result{Err: err}
 	}
-	return Result{Raise: u.storeIntent(r.Key, grant)}
+	return Result{Raise: u.storeIntent(r, grant)}
 }
 
 // ready checks that the bucket is there, belongs to the grant's namespace, and
@@ -88,7 +90,7 @@ func (u *unit) link(r *Raise, grant Grant) {
 
 // shorten moves the expiry of a raise that has not ended to an earlier instant,
 // never before its start. A later one is ignored.
-func (u *unit) shorten(r *Raise, grant Grant) {
+func (u *unit) shorten(r *Raise, grant Grant, by string) {
 	expiresAt := later(grant.ExpiresAt, r.StartsAt)
 	if r.State.Ended() || !expiresAt.Before(r.ExpiresAt) {
 		return
@@ -96,18 +98,19 @@ func (u *unit) shorten(r *Raise, grant Grant) {
 	r.ExpiresAt = expiresAt
 	u.changeRaise(r)
 	row := u.raiseRow(r, AuditRaiseShortened, OutcomeApplied, ReasonNone)
-	row.Actor, row.DueAt = grant.Actor, pointer(expiresAt)
+	row.Actor, row.DueAt = cmp.Or(by, grant.Actor), pointer(expiresAt)
 	u.audit(row)
 }
 
 // storeIntent writes the record before anything is done about it. What the
 // policy refuses is recorded as refused.
-func (u *unit) storeIntent(key string, grant Grant) *Raise {
+func (u *unit) storeIntent(request StoreRaise, grant Grant) *Raise {
+	key, longest := request.Key, request.MaxDuration
 	r := &Raise{
 		ID: grant.UID, BucketKey: key, Cluster: grant.Cluster, Namespace: grant.Namespace, Name: grant.Name,
 		CurrentUID: grant.UID, CurrentCreatedAt: Truncate(grant.CreatedAt), TenantID: grant.TenantID, ScopedKeyID: grant.ScopedKeyID,
 		NormalLimit: grant.NormalLimit, TemporaryLimit: grant.TemporaryLimit,
-		StartsAt: u.now, ExpiresAt: grant.ExpiresAt, ApprovalID: grant.ApprovalID, Actor: grant.Actor, Purpose: grant.Purpose,
+		StartsAt: u.now, ExpiresAt: grant.ExpiresAt, ApprovalID: grant.ApprovalID, Actor: grant.Actor, OnBehalfOf: grant.OnBehalfOf, Purpose: grant.Purpose,
 		GrantHash: grant.hash(key), OnBaseChange: grant.OnBaseChange,
 		State: RaisePending, Version: 1, StoredAt: u.now,
 	}
@@ -123,7 +126,7 @@ func (u *unit) storeIntent(key string, grant Grant) *Raise {
 	switch {
 	case mode == ModeDisabled:
 		u.refuseIntent(s, ReasonRaisesDisabled)
-	case !u.policyAllows(r):
+	case !u.policyAllows(r) || longest > 0 && r.ExpiresAt.Sub(r.StartsAt) > longest:
 		u.refuseIntent(s, ReasonPolicyRefused)
 	case mode == ModeEnforce && !over && !u.spendApproval(r):
 		u.refuseIntent(s, ReasonApprovalAlreadyUsed)
@@ -159,6 +162,23 @@ func (r RevokeRaise) apply(u *unit) Result {
 	default:
 		u.failRaise(s, TransitionRevoke, ReasonRevoked, OutcomeApplied)
 	}
+	return Result{Raise: raise}
+}
+
+func (r AcknowledgeReview) apply(u *unit) Result {
+	raise := u.raiseFor(r.UID)
+	if raise == nil {
+		return Result{Err: Errorf(CodeRaiseNotFound, "No raise is recorded for the object.").
+			WithDetails(map[string]any{"uid": r.UID})}
+	}
+	if !raise.ReviewRequired || raise.CurrentUID != r.UID {
+		return Result{Raise: raise}
+	}
+	raise.ReviewRequired = false
+	u.changeRaise(raise)
+	row := u.raiseRow(raise, AuditRaiseReviewed, OutcomeApplied, raise.Reason)
+	row.Actor = r.Actor
+	u.audit(row)
 	return Result{Raise: raise}
 }
 

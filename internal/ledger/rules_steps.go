@@ -176,7 +176,7 @@ func (u *unit) report(s step, kind TransitionKind, event AuditEvent, outcome Aud
 func (u *unit) raiseRow(r *Raise, event AuditEvent, outcome AuditOutcome, reason Reason) AuditRow {
 	row := AuditRow{
 		Event: event, Outcome: outcome, Reason: reason, RaiseID: r.ID, RaiseVersion: r.Version,
-		TenantID: r.TenantID, ScopedKeyID: r.ScopedKeyID, ApprovalID: r.ApprovalID, Actor: r.Actor,
+		TenantID: r.TenantID, ScopedKeyID: r.ScopedKeyID, ApprovalID: r.ApprovalID, Actor: r.Actor, OnBehalfOf: r.OnBehalfOf,
 		RequestedLimit: pointer(r.TemporaryLimit),
 	}
 	if u.view.Bucket != nil {

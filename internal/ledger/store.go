@@ -48,6 +48,8 @@ type Store interface {
 	Audit(ctx context.Context, bucketKey string, afterSequence int64, limit int) ([]AuditRow, error)
 	// ActivePastExpiry counts raises still active although their expiry has passed.
 	ActivePastExpiry(ctx context.Context) (int64, error)
+	// OpenReviews counts raises that ask for review and that nobody has acknowledged.
+	OpenReviews(ctx context.Context) (int64, error)
 	// Writable reports whether the ledger can be written now: nil, or why not.
 	Writable(ctx context.Context) error
 }

@@ -153,30 +153,36 @@ func (m *Metrics) ObservePurge(leases, operations int64) {
 	m.purged.WithLabelValues("operation").Add(float64(operations))
 }
 
-// PastExpiry is the metric that shows what a dead worker missed: it is read from
-// the database at each scrape, by every replica. While the database does not
+// Counted is a metric that is read from the database at each scrape, by every
+// replica, so that it shows what a dead worker missed. While the database does not
 // answer it is absent, and tokenlease_ledger_writable says why.
-type PastExpiry struct {
-	store ledger.Store
+type Counted struct {
+	count func(context.Context) (int64, error)
 	desc  *prometheus.Desc
 }
 
 // NewPastExpiry returns the collector of budget_lease_active_past_expiry.
-func NewPastExpiry(store ledger.Store) *PastExpiry {
-	return &PastExpiry{store: store, desc: prometheus.NewDesc("budget_lease_active_past_expiry",
+func NewPastExpiry(store ledger.Store) *Counted {
+	return &Counted{count: store.ActivePastExpiry, desc: prometheus.NewDesc("budget_lease_active_past_expiry",
 		"Raises whose record is still active although their expiry has passed, as the database has it.", nil, nil)}
 }
 
+// NewOpenReviews returns the collector of budget_lease_reviews_open.
+func NewOpenReviews(store ledger.Store) *Counted {
+	return &Counted{count: store.OpenReviews, desc: prometheus.NewDesc("budget_lease_reviews_open",
+		"Raises that found another limit at their end and that nobody has acknowledged, as the database has it.", nil, nil)}
+}
+
 // Describe implements prometheus.Collector.
-func (p *PastExpiry) Describe(ch chan<- *prometheus.Desc) { ch <- p.desc }
+func (c *Counted) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
 
 // Collect implements prometheus.Collector.
-func (p *PastExpiry) Collect(ch chan<- prometheus.Metric) {
+func (c *Counted) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	count, err := p.store.ActivePastExpiry(ctx)
+	count, err := c.count(ctx)
 	if err != nil {
 		return
 	}
-	ch <- prometheus.MustNewConstMetric(p.desc, prometheus.GaugeValue, float64(count))
+	ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count))
 }

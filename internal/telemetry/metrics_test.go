@@ -96,6 +96,7 @@ type pastExpiry struct {
 }
 
 func (p pastExpiry) ActivePastExpiry(context.Context) (int64, error) { return p.count, p.err }
+func (p pastExpiry) OpenReviews(context.Context) (int64, error)      { return p.count, p.err }
 
 // Goal: the figure comes from the store at each scrape, and a store that does not
 // answer makes it absent, not zero.
@@ -108,5 +109,8 @@ func TestPastExpiry(t *testing.T) {
 	}
 	if n := testutil.CollectAndCount(NewPastExpiry(pastExpiry{err: errors.New("down")})); n != 0 {
 		t.Errorf("%d metrics although the store did not answer", n)
+	}
+	if v := testutil.ToFloat64(NewOpenReviews(pastExpiry{count: 2})); v != 2 {
+		t.Errorf("got %v open reviews", v)
 	}
 }

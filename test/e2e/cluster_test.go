@@ -19,6 +19,7 @@ import (
 
 	"github.com/token-lease/operator/api/v1alpha1"
 	"github.com/token-lease/operator/hack/devenv/controlplane"
+	"github.com/token-lease/operator/hack/devenv/environment"
 	"github.com/token-lease/operator/hack/devenv/process"
 )
 
@@ -65,7 +66,7 @@ func startEmptyCluster(ctx context.Context) (*cluster, error) {
 	return &cluster{plane: plane, api: api}, nil
 }
 
-// installConfig applies what a user applies: CRDs and roles.
+// installConfig applies what a user applies: CRDs, roles and admission policies.
 func (c *cluster) installConfig(ctx context.Context) error {
 	if err := c.plane.InstallCRDs(filepath.Join(world.root, "config", "crd", "bases")); err != nil {
 		return err
@@ -74,16 +75,22 @@ func (c *cluster) installConfig(ctx context.Context) error {
 	if err := c.api.Create(ctx, system); err != nil {
 		return err
 	}
-	output, err := c.kubectl(ctx, "", "apply", "--kustomize", filepath.Join(world.root, "config", "rbac"))
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, output)
+	for _, dir := range []string{"config/rbac", environment.AdmissionDir} {
+		if output, err := c.kubectl(ctx, "", "apply", "--kustomize", filepath.Join(world.root, dir)); err != nil {
+			return fmt.Errorf("%w: %s", err, output)
+		}
 	}
-	return nil
+	return environment.AwaitAdmission(ctx, c.plane.RESTConfig())
 }
 
 // kubectl runs kubectl as administrator and returns all that it wrote. A manifest,
 // if there is one, is what it is told to read.
 func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) (string, error) {
+	return c.kubectlAs(ctx, c.plane.KubeconfigPath(), manifest, args...)
+}
+
+// kubectlAs runs it as whom a file identifies.
+func (c *cluster) kubectlAs(ctx context.Context, kubeconfig, manifest string, args ...string) (string, error) {
 	dir, err := newDir("kubectl")
 	if err != nil {
 		return "", err
@@ -98,7 +105,7 @@ func (c *cluster) kubectl(ctx context.Context, manifest string, args ...string) 
 	return runToEnd(ctx, process.Command{
 		Path:    c.plane.Kubectl(),
 		Args:    append([]string{"--cache-dir=" + filepath.Join(world.dir, "kubectl-cache")}, args...),
-		Env:     []string{"KUBECONFIG=" + c.plane.KubeconfigPath()},
+		Env:     []string{"KUBECONFIG=" + kubeconfig, "PATH=" + os.Getenv("PATH")},
 		LogFile: filepath.Join(dir, "output"),
 	})
 }

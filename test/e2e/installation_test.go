@@ -33,7 +33,9 @@ const (
 	tenantID    = "pm_4821"
 	scopedKeyID = "key_pm_4821_rent_v3"
 	approvalID  = "CHG-20881"
-	requestedBy = "finance@example.com"
+	// requestedBy is the administrator, as whom the tests act where they do not say
+	// otherwise.
+	requestedBy = "devenv-admin"
 )
 
 // farAway is an expiry that no test reaches by waiting. When the story is ready for
@@ -143,7 +145,8 @@ func (in *installation) lease(t *testing.T, changes ...func(*v1alpha1.TemporaryL
 	l := &v1alpha1.TemporaryLimitLease{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: in.namespace, Name: leaseName,
-			Annotations: map[string]string{v1alpha1.RequestedByAnnotation: requestedBy},
+			// Whatever a manifest says, the one who creates it is who asked.
+			Annotations: map[string]string{v1alpha1.RequestedByAnnotation: "somebody else"},
 		},
 		Spec: v1alpha1.TemporaryLimitLeaseSpec{
 			BucketRef: v1alpha1.BucketReference{Name: bucketName}, NormalLimit: normal, TemporaryLimit: temporary,

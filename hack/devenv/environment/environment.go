@@ -155,7 +155,8 @@ func (e *Environment) createDatabase(ctx context.Context) error {
 	return Migrate(ctx, e.Manager, e.DatabaseURL)
 }
 
-// installConfig gives the control plane the operator's CRDs and roles.
+// installConfig gives the control plane the operator's CRDs, roles and admission
+// policies.
 func (e *Environment) installConfig(ctx context.Context) error {
 	if err := e.ControlPlane.InstallCRDs(filepath.Join(e.Root, crdDir)); err != nil {
 		return err
@@ -163,10 +164,14 @@ func (e *Environment) installConfig(ctx context.Context) error {
 	for _, args := range [][]string{
 		{"apply", "--filename", filepath.Join(e.Root, namespaceFile)},
 		{"apply", "--kustomize", filepath.Join(e.Root, rbacDir)},
+		{"apply", "--kustomize", filepath.Join(e.Root, AdmissionDir)},
 	} {
 		if err := e.Kubectl(ctx, io.Discard, args...); err != nil {
 			return err
 		}
+	}
+	if err := AwaitAdmission(ctx, e.ControlPlane.RESTConfig()); err != nil {
+		return err
 	}
 	identity, err := e.ControlPlane.ServiceAccountConfig(SystemNamespace, ManagerAccount)
 	if err != nil {

@@ -27,6 +27,7 @@ func Exercise(t *testing.T, newHarness NewHarness) {
 		{"RaisesInTime", raiseTimeStories},
 		{"Conflicts", conflictStories},
 		{"Grants", grantStories},
+		{"Reviews", reviewStories},
 		{"Declarations", declarationStories},
 		{"Closing", closingStories},
 		{"Returning", returningStories},

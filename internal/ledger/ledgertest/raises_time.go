@@ -83,6 +83,7 @@ func everyOperationTouches(w *world) {
 	for _, operation := range []ledger.Operation{
 		ledger.OpOpenBucket, ledger.OpSetLimit, ledger.OpReserve, ledger.OpCommit, ledger.OpRelease, ledger.OpReapExpired,
 		ledger.OpInspect, ledger.OpTouch, ledger.OpApplyDeclare, ledger.OpStoreRaise, ledger.OpRevokeRaise, ledger.OpCloseBucket,
+		ledger.OpAcknowledgeReview,
 	} {
 		raise := w.next("raise")
 		w.declare(normalLimit)
@@ -119,6 +120,8 @@ func everyOperationTouches(w *world) {
 			request = foreign
 		case ledger.OpRevokeRaise:
 			request = ledger.RevokeRaise{Key: key, UID: "unknown"}
+		case ledger.OpAcknowledgeReview:
+			request = ledger.AcknowledgeReview{Key: key, UID: "unknown"}
 		case ledger.OpCloseBucket:
 			request = ledger.CloseBucket{Key: key, Owner: stranger, Deletion: ledger.DeletionRetain}
 		}

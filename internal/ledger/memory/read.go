@@ -310,3 +310,21 @@ func (s *Store) Usage(ctx context.Context, query ledger.UsageQuery) ([]ledger.Us
 	})
 	return lines[:min(len(lines), max(0, query.Limit))], nil
 }
+
+// OpenReviews implements ledger.Store.
+func (s *Store) OpenReviews(ctx context.Context) (int64, error) {
+	if err := canceled(ctx); err != nil {
+		return 0, err
+	}
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	var count int64
+	for _, ofBucket := range s.rows.raises {
+		for _, raise := range ofBucket {
+			if raise.ReviewRequired {
+				count++
+			}
+		}
+	}
+	return count, nil
+}

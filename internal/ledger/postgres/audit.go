@@ -14,7 +14,7 @@ SELECT
 	a.cluster, a.namespace, a.owner_name, a.tenant_id, a.scoped_key_id, a.bucket_scoped_key_id, a.approval_id,
 	a.actor, a.worker, a.trigger_operation,
 	a.requested_limit_tokens, a.prior_limit_tokens, a.effective_limit_tokens, a.declared_limit_tokens,
-	a.used_tokens, a.reserved_tokens, a.limit_epoch, a.due_at, a.recorded_at, a.lease_id, a.tokens
+	a.used_tokens, a.reserved_tokens, a.limit_epoch, a.due_at, a.recorded_at, a.lease_id, a.tokens, a.on_behalf_of
 FROM tokenlease.audit AS a
 WHERE a.bucket_key = $1::text AND a.sequence > $2::bigint
 ORDER BY a.sequence
@@ -29,7 +29,8 @@ func scanAudit(row pgx.Row) (ledger.AuditRow, error) {
 		into(&a.BucketScopedKeyID), into(&a.ApprovalID),
 		into(&a.Actor), into(&a.Worker), into(&a.Trigger),
 		&a.RequestedLimit, &a.PriorLimit, &a.EffectiveLimit, &a.DeclaredLimit,
-		&a.UsedTokens, &a.ReservedTokens, &a.LimitEpoch, optionalInstant{&a.DueAt}, instant{&a.At}, into(&a.LeaseID), &a.Tokens)
+		&a.UsedTokens, &a.ReservedTokens, &a.LimitEpoch, optionalInstant{&a.DueAt}, instant{&a.At}, into(&a.LeaseID), &a.Tokens,
+		into(&a.OnBehalfOf))
 	return a, err
 }
 
@@ -58,14 +59,14 @@ INSERT INTO tokenlease.audit (
 	cluster, namespace, owner_name, tenant_id, scoped_key_id, bucket_scoped_key_id, approval_id,
 	actor, worker, trigger_operation,
 	requested_limit_tokens, prior_limit_tokens, effective_limit_tokens, declared_limit_tokens,
-	used_tokens, reserved_tokens, limit_epoch, due_at, recorded_at, lease_id, tokens)
+	used_tokens, reserved_tokens, limit_epoch, due_at, recorded_at, lease_id, tokens, on_behalf_of)
 SELECT * FROM unnest(
 	$1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
 	$9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[],
 	$16::text[], $17::text[], $18::text[],
 	$19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[],
 	$23::bigint[], $24::bigint[], $25::bigint[], $26::timestamptz[], $27::timestamptz[],
-	$28::text[], $29::bigint[])`
+	$28::text[], $29::bigint[], $30::text[])`
 
 func queueAudit(batch *pgx.Batch, rows []ledger.AuditRow) {
 	if len(rows) == 0 {
@@ -103,5 +104,6 @@ func queueAudit(batch *pgx.Batch, rows []ledger.AuditRow) {
 		column(rows, func(a ledger.AuditRow) *time.Time { return a.DueAt }),
 		column(rows, func(a ledger.AuditRow) time.Time { return a.At }),
 		nullable(func(a ledger.AuditRow) string { return a.LeaseID }),
-		column(rows, func(a ledger.AuditRow) *int64 { return a.Tokens }))
+		column(rows, func(a ledger.AuditRow) *int64 { return a.Tokens }),
+		nullable(func(a ledger.AuditRow) string { return a.OnBehalfOf }))
 }

@@ -13,7 +13,7 @@ const raiseColumns = `
 	r.normal_limit_tokens, r.temporary_limit_tokens, r.applied_limit_tokens, r.restore_to_tokens, r.limit_epoch,
 	r.starts_at, r.expires_at, r.approval_id, r.actor, r.purpose, r.grant_hash, r.on_base_change,
 	r.state, r.reason, r.review_required, r.observed_limit_tokens, r.version,
-	r.stored_at, r.activated_at, r.ended_at, r.mismatch_since, r.observed_at`
+	r.stored_at, r.activated_at, r.ended_at, r.mismatch_since, r.observed_at, r.on_behalf_of`
 
 func raiseTargets(r *ledger.Raise) []any {
 	return []any{
@@ -22,7 +22,7 @@ func raiseTargets(r *ledger.Raise) []any {
 		instant{&r.StartsAt}, instant{&r.ExpiresAt}, &r.ApprovalID, into(&r.Actor), into(&r.Purpose), &r.GrantHash, into(&r.OnBaseChange),
 		into(&r.State), into(&r.Reason), &r.ReviewRequired, &r.ObservedLimit, &r.Version,
 		instant{&r.StoredAt}, optionalInstant{&r.ActivatedAt}, optionalInstant{&r.EndedAt},
-		optionalInstant{&r.MismatchSince}, optionalInstant{&r.ObservedAt},
+		optionalInstant{&r.MismatchSince}, optionalInstant{&r.ObservedAt}, into(&r.OnBehalfOf),
 	}
 }
 
@@ -96,19 +96,24 @@ FROM tokenlease.raises AS r
 WHERE r.state IN ('active', 'restoring')
   AND r.expires_at <= (SELECT tokenlease.ledger_now())`
 
+const openReviews = `
+SELECT count(*)
+FROM tokenlease.raises AS r
+WHERE r.review_required`
+
 const insertRaises = `
 INSERT INTO tokenlease.raises (
 	bucket_key, raise_id, cluster, namespace, name, current_uid, current_created_at, tenant_id, scoped_key_id,
 	normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
 	starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 	state, reason, review_required, observed_limit_tokens, version,
-	stored_at, activated_at, ended_at, mismatch_since, observed_at)
+	stored_at, activated_at, ended_at, mismatch_since, observed_at, on_behalf_of)
 SELECT * FROM unnest(
 	$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[],
 	$10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
 	$15::timestamptz[], $16::timestamptz[], $17::text[], $18::text[], $19::text[], $20::text[], $21::text[],
 	$22::text[], $23::text[], $24::boolean[], $25::bigint[], $26::bigint[],
-	$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[])`
+	$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[], $32::text[])`
 
 const updateRaises = `
 WITH written AS (
@@ -123,18 +128,19 @@ WITH written AS (
 		on_base_change = new.on_base_change, state = new.state, reason = new.reason,
 		review_required = new.review_required, observed_limit_tokens = new.observed_limit_tokens,
 		version = new.version, stored_at = new.stored_at, activated_at = new.activated_at,
-		ended_at = new.ended_at, mismatch_since = new.mismatch_since, observed_at = new.observed_at
+		ended_at = new.ended_at, mismatch_since = new.mismatch_since, observed_at = new.observed_at,
+		on_behalf_of = new.on_behalf_of
 	FROM unnest(
 		$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::timestamptz[], $8::text[], $9::text[],
 		$10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[],
 		$15::timestamptz[], $16::timestamptz[], $17::text[], $18::text[], $19::text[], $20::text[], $21::text[],
 		$22::text[], $23::text[], $24::boolean[], $25::bigint[], $26::bigint[],
-		$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[])
+		$27::timestamptz[], $28::timestamptz[], $29::timestamptz[], $30::timestamptz[], $31::timestamptz[], $32::text[])
 		AS new (bucket_key, raise_id, cluster, namespace, name, current_uid, current_created_at, tenant_id, scoped_key_id,
 			normal_limit_tokens, temporary_limit_tokens, applied_limit_tokens, restore_to_tokens, limit_epoch,
 			starts_at, expires_at, approval_id, actor, purpose, grant_hash, on_base_change,
 			state, reason, review_required, observed_limit_tokens, version,
-			stored_at, activated_at, ended_at, mismatch_since, observed_at)
+			stored_at, activated_at, ended_at, mismatch_since, observed_at, on_behalf_of)
 	WHERE r.bucket_key = new.bucket_key AND r.raise_id = new.raise_id AND r.version < new.version
 	RETURNING 1)
 SELECT tokenlease.require((SELECT count(*) FROM written), cardinality($1::text[]), 'raises updated')`
@@ -172,6 +178,7 @@ func raiseArguments(raises []*ledger.Raise) []any {
 		column(raises, func(r *ledger.Raise) *time.Time { return r.EndedAt }),
 		column(raises, func(r *ledger.Raise) *time.Time { return r.MismatchSince }),
 		column(raises, func(r *ledger.Raise) *time.Time { return r.ObservedAt }),
+		column(raises, func(r *ledger.Raise) *string { return optional(r.OnBehalfOf) }),
 	}
 }
 

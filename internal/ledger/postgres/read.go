@@ -175,7 +175,14 @@ func (s *Store) Audit(ctx context.Context, bucketKey string, afterSequence int64
 
 // ActivePastExpiry implements ledger.Store.
 func (s *Store) ActivePastExpiry(ctx context.Context) (int64, error) {
-	found, err := list(ctx, s, s.reads, activePastExpiry, pgx.RowTo[int64])
+	return s.count(ctx, activePastExpiry)
+}
+
+// OpenReviews implements ledger.Store.
+func (s *Store) OpenReviews(ctx context.Context) (int64, error) { return s.count(ctx, openReviews) }
+
+func (s *Store) count(ctx context.Context, query string) (int64, error) {
+	found, err := list(ctx, s, s.reads, query, pgx.RowTo[int64])
 	if err != nil {
 		return 0, err
 	}

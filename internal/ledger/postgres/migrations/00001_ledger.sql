@@ -222,6 +222,8 @@ CREATE TABLE tokenlease.raises (
     ended_at               timestamptz,
     mismatch_since         timestamptz,
     observed_at            timestamptz,
+    -- A claim of whoever asked, which nobody has checked.
+    on_behalf_of           text,
     CONSTRAINT raises_pkey PRIMARY KEY (bucket_key, raise_id),
     -- One object stands for one raise of a bucket.
     CONSTRAINT raises_current_key UNIQUE (bucket_key, current_uid, cluster),
@@ -249,6 +251,7 @@ CREATE UNIQUE INDEX raises_one_active ON tokenlease.raises (bucket_key) INCLUDE 
     WHERE state IN ('active', 'restoring');
 CREATE INDEX raises_live ON tokenlease.raises (bucket_key, raise_id)
     WHERE state IN ('pending', 'active', 'restoring');
+CREATE INDEX raises_review ON tokenlease.raises (bucket_key) WHERE review_required;
 CREATE INDEX raises_grant ON tokenlease.raises (bucket_key, grant_hash);
 -- Readers who know an object and not its bucket ask all shards. These are not
 -- unique: what is unique begins with the bucket key.
@@ -321,6 +324,7 @@ CREATE TABLE tokenlease.audit (
     recorded_at            timestamptz NOT NULL,
     lease_id               text COLLATE "C",
     tokens                 tokenlease.tokens,
+    on_behalf_of           text,
     CONSTRAINT audit_pkey PRIMARY KEY (bucket_key, sequence),
     CONSTRAINT audit_sequence CHECK (sequence >= 1),
     CONSTRAINT audit_event CHECK (char_length(event) BETWEEN 1 AND 64),
