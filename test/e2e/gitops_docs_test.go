@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/token-lease/operator/api/v1alpha1"
+	"github.com/token-lease/operator/hack/devenv/environment"
 )
 
 const gitOpsDocument = "docs/gitops/README.md"
@@ -58,6 +59,11 @@ func TestGitOpsDocument(t *testing.T) {
 				in.waitLease(t, leaseName, pending)
 			}
 			shell(block)
+			if strings.Contains(block, "repository/operator") {
+				if err := environment.AwaitAdmission(call(t), in.plane.RESTConfig()); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
 	}
 	if answer := in.mustKubectl(t, "", "get", "configmap/argocd-cm", "--namespace=argocd", "--output=jsonpath={.data.theirs}"); answer != "kept" {

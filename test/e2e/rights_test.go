@@ -32,6 +32,11 @@ var managerRights = []string{
 	// It asks who a workload is and what that may do; the answers are not stored.
 	"tokenreviews.authentication.k8s.io [] [create]",
 	"subjectaccessreviews.authorization.k8s.io [] [create]",
+	// It looks whether the admission policies are there that vouch for who asks.
+	"validatingadmissionpolicies.admissionregistration.k8s.io [bucket-guard.budget.tokenlease.dev] [get]",
+	"validatingadmissionpolicies.admissionregistration.k8s.io [lease-guard.budget.tokenlease.dev] [get]",
+	"validatingadmissionpolicybindings.admissionregistration.k8s.io [bucket-guard.budget.tokenlease.dev] [get]",
+	"validatingadmissionpolicybindings.admissionregistration.k8s.io [lease-guard.budget.tokenlease.dev] [get]",
 	// It asks for the cluster's identity.
 	"namespaces [kube-system] [get]",
 }
