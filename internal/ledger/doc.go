@@ -9,7 +9,8 @@
 //     accept; errors.go: every code that a caller can meet.
 //   - rules_leases.go: reserving and settling; rules_limit.go: who may set a
 //     limit; rules_raise.go: intents of raises; rules_steps.go and touch.go: what
-//     time makes due.
+//     time makes due; period.go: the calendar; retention.go: what is forgotten, and
+//     the usage that stays.
 //   - store.go: the contract with stores; run.go: where they enter the rules.
 //   - The command hack/conformance compares all this with the npm package.
 //

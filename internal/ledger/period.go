@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"strings"
 	"sync"
 	"time"
 	_ "time/tzdata" // the time zones, wherever the process runs
@@ -51,9 +52,8 @@ func locationOf(name string) (*time.Location, error) {
 	if known, ok := locations.Load(name); ok {
 		return known.(*time.Location), nil
 	}
-	// The empty name and Local are Go's own, and mean another zone on each machine.
-	if name == "" || name == "Local" || len(name) > maxTimeZoneLength {
-		return nil, invalid("period.timeZone", "period.timeZone is missing or too long.")
+	if len(name) > maxTimeZoneLength || meansAnother(name) {
+		return nil, invalid("period.timeZone", "period.timeZone is missing, too long, or no name of the database.")
 	}
 	location, err := time.LoadLocation(name)
 	if err != nil {
@@ -61,6 +61,18 @@ func locationOf(name string) (*time.Location, error) {
 	}
 	locations.Store(name, location)
 	return location, nil
+}
+
+// meansAnother reports whether a name, though it can be loaded, is none of the database:
+// the empty one and Local are Go's own, and the others are files beside the database,
+// which mean another zone on each machine or are on some only.
+func meansAnother(name string) bool {
+	switch name {
+	case "", "Local", "localtime", "posixrules":
+		return true
+	default:
+		return strings.HasPrefix(name, "posix/") || strings.HasPrefix(name, "right/")
+	}
 }
 
 // bounds are the calendar period that holds an instant: [start, end).

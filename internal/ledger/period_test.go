@@ -92,6 +92,7 @@ func TestPeriodsFollowEachOther(t *testing.T) {
 func TestPeriodSpecs(t *testing.T) {
 	for _, bad := range []PeriodSpec{
 		{Every: "Minute", TimeZone: "Etc/UTC"}, {Every: CadenceDay}, {TimeZone: "Etc/UTC"}, {Every: CadenceDay, TimeZone: "Local"},
+		{Every: CadenceDay, TimeZone: "localtime"}, {Every: CadenceDay, TimeZone: "right/Europe/Berlin"},
 		{Every: CadenceDay, TimeZone: "Europe/Atlantis"}, {Every: CadenceDay, TimeZone: "../../etc/passwd"},
 		{Every: CadenceDay, TimeZone: string(make([]byte, maxTimeZoneLength+1))},
 	} {

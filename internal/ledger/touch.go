@@ -31,9 +31,8 @@ type step struct {
 }
 
 // touch performs what is due: raises starting and ending, leases expiring, and the
-// period ending, in
-// the order of their instants. It returns the IDs of the leases that expired, in
-// byte order, and leaves NextTransitionAt in the future.
+// period ending, in the order of their instants. It returns the IDs of the leases that
+// expired, in byte order, and leaves NextTransitionAt in the future.
 func (u *unit) touch() []string {
 	b := u.view.Bucket
 	if b == nil {

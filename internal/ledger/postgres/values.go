@@ -44,8 +44,9 @@ func (t text[T]) ScanText(v pgtype.Text) error {
 // into makes a scan target of a string whose column may be NULL.
 func into[T ~string](target *T) text[T] { return text[T]{target} }
 
-// instant reads a timestamp in UTC; infinity and NULL become the zero time. The
-// ledger never writes -infinity; a hand that did meant "long ago".
+// instant reads a timestamp in UTC; infinity and NULL become the zero time. -infinity
+// is long ago: so the schema, or another hand, says that nothing was done yet. Where it
+// stands for the time before the first period it is not read by this.
 type instant struct{ into *time.Time }
 
 // ScanTimestamptz implements pgtype.TimestamptzScanner.
