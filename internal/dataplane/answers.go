@@ -22,10 +22,12 @@ const (
 	maxAnswers = 8192
 	// reviewTimeout bounds one question to the API server.
 	reviewTimeout = 5 * time.Second
-	// maxReviews are asked at a time; maxWaiting is how many may wait for their turn. One
-	// caller may have half of each.
-	maxReviews = 32
-	maxWaiting = 256
+	// maxReviews of a kind are asked at a time; maxTokensWaiting and maxAccessWaiting are
+	// how many may wait for their turn. One caller may have half of what is about access, so
+	// that one who draws from a thousand buckets gets through when its answers are too old.
+	maxReviews       = 32
+	maxTokensWaiting = 256
+	maxAccessWaiting = 2048 - maxReviews
 )
 
 // lane bounds how many questions of one kind are asked at a time, and how many wait. One
@@ -121,9 +123,9 @@ type answers[Q, T comparable] struct {
 	flights  singleflight.Group
 }
 
-func newAnswers[Q, T comparable](observer Observer, name string, now func() time.Time) *answers[Q, T] {
+func newAnswers[Q, T comparable](observer Observer, name string, waiting int, now func() time.Time) *answers[Q, T] {
 	return &answers[Q, T]{
-		lane: newLane(maxReviews, maxWaiting), observer: observer, name: name, now: now,
+		lane: newLane(maxReviews, waiting), observer: observer, name: name, now: now,
 		yes: cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
 		no:  cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
 	}

@@ -41,7 +41,7 @@ type authenticator struct {
 }
 
 func newAuthenticator(reviewer tokenReviewer, audience string, now func() time.Time, observer Observer) *authenticator {
-	return &authenticator{reviewer: reviewer, audience: audience, now: now, answers: newAnswers[tokenHash, *authenticationv1.UserInfo](observer, "token", now)}
+	return &authenticator{reviewer: reviewer, audience: audience, now: now, answers: newAnswers[tokenHash, *authenticationv1.UserInfo](observer, "token", maxTokensWaiting, now)}
 }
 
 func unauthenticated(format string, args ...any) *ledger.Error {

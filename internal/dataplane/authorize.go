@@ -44,7 +44,7 @@ type authorizer struct {
 }
 
 func newAuthorizer(reviewer accessReviewer, now func() time.Time, observer Observer) *authorizer {
-	return &authorizer{reviewer: reviewer, answers: newAnswers[access, bool](observer, reviewOfUse, now)}
+	return &authorizer{reviewer: reviewer, answers: newAnswers[access, bool](observer, reviewOfUse, maxAccessWaiting, now)}
 }
 
 // may reports whether a user may do something with a subresource of one TokenBucket.
