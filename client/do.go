@@ -77,7 +77,8 @@ func join(err error, step string, settled error) error {
 }
 
 // reserveForWork reserves, and leaves nothing behind if the caller gives up meanwhile, or
-// if all repetitions are used up.
+// if all repetitions are used up. In the latter case a key of the caller's own is left as
+// it is: another process may be at work under it, and the next Do with it goes on there.
 func (c *Client) reserveForWork(ctx context.Context, r Request) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -85,7 +86,7 @@ func (c *Client) reserveForWork(ctx context.Context, r Request) (*Lease, error) 
 	request := reserveRequest(r)
 	answer, err := repeat(ctx, c, c.service.Reserve, request)
 	if err != nil {
-		if ctx.Err() != nil || undecided(err) {
+		if ctx.Err() != nil || r.RequestKey == "" && undecided(err) {
 			// The request may have been carried out. Its repetition tells the lease's ID.
 			cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
 			defer cancel()

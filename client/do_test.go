@@ -157,6 +157,24 @@ func TestDoGivesUpReserving(t *testing.T) {
 		t.Errorf("left behind: %+v", leases)
 	}
 
+	// Under a key of its own somebody else may be at work.
+	named := request(10)
+	named.RequestKey = "job-19"
+	if _, err := w.client.Reserve(t.Context(), named); err != nil {
+		t.Fatal(err)
+	}
+	begin := w.between.count("Reserve")
+	w.between.set(nil, func(method string, n int) error {
+		if method == "Reserve" && n <= begin+quick.Attempts {
+			return errCut
+		}
+		return nil
+	})
+	if err := w.client.Do(t.Context(), named, work); !client.HasCode(err, client.CodeServerUnreachable) {
+		t.Error(err)
+	}
+	w.wantCounters(t, 0, 10)
+
 	before := w.between.count("Reserve")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -22,17 +22,18 @@ const (
 	maxAnswers = 8192
 	// reviewTimeout bounds one question to the API server.
 	reviewTimeout = 5 * time.Second
-	// maxReviews are asked at a time; maxWaiting is how many may wait for their turn. One
-	// caller may have half of each.
-	maxReviews = 32
-	maxWaiting = 256
+	// maxReviews of a kind are asked at a time; maxTokensWaiting and maxAccessWaiting are
+	// how many may wait for their turn. One caller may have half of what is about access, so
+	// that one who draws from a thousand buckets gets through when its answers are too old.
+	maxReviews       = 32
+	maxTokensWaiting = 256
+	maxAccessWaiting = 2048 - maxReviews
 )
 
-// lane bounds how many questions of one kind are put to the API server at a time, and
-// how many wait.
+// lane bounds how many questions of one kind are asked at a time, and how many wait. One
+// caller may have half of each.
 type lane struct {
 	places, turns chan struct{}
-	observer      Observer
 
 	mutex sync.Mutex
 	// shares are of those who have asked and not been answered; the others have none.
@@ -45,11 +46,8 @@ type share struct {
 	turns  chan struct{}
 }
 
-func newLane(observer Observer) *lane {
-	return &lane{
-		places: make(chan struct{}, maxReviews+maxWaiting), turns: make(chan struct{}, maxReviews), observer: observer,
-		shares: map[string]*share{},
-	}
+func newLane(turns, waiting int) *lane {
+	return &lane{places: make(chan struct{}, turns+waiting), turns: make(chan struct{}, turns), shares: map[string]*share{}}
 }
 
 // ask puts one question, in its turn. It is about the caller that is named; nobody has a
@@ -59,12 +57,12 @@ func (l *lane) ask(ctx context.Context, caller string, question func(context.Con
 	case l.places <- struct{}{}:
 		defer func() { <-l.places }()
 	default:
-		return ledger.Errorf(codeOverloaded, "Too many callers wait to be reviewed.")
+		return ledger.Errorf(codeOverloaded, "Too many callers wait for an answer to this.")
 	}
 	if caller != "" {
 		own := l.enter(caller)
 		if own == nil {
-			return ledger.Errorf(codeOverloaded, "Too many questions about this caller wait for their answer.")
+			return ledger.Errorf(codeOverloaded, "Too many requests of this caller wait for an answer to this.")
 		}
 		defer l.exit(caller, own)
 		// Its own turn comes first, so that who waits for a turn of all waits for few of
@@ -96,10 +94,10 @@ func (l *lane) enter(caller string) *share {
 	defer l.mutex.Unlock()
 	own := l.shares[caller]
 	if own == nil {
-		own = &share{turns: make(chan struct{}, maxReviews/2)}
+		own = &share{turns: make(chan struct{}, max(1, cap(l.turns)/2))}
 		l.shares[caller] = own
 	}
-	if own.places >= (maxReviews+maxWaiting)/2 {
+	if own.places >= max(1, cap(l.places)/2) {
 		return nil
 	}
 	own.places++
@@ -116,16 +114,18 @@ func (l *lane) exit(caller string, own *share) {
 
 // answers keeps what the API server said to a question Q; the zero T stands for no.
 type answers[Q, T comparable] struct {
-	lane    *lane
-	name    string
-	now     func() time.Time
-	yes, no *cache.LRUExpireCache
-	flights singleflight.Group
+	lane *lane
+	// observer is told of each question that was put, under the name.
+	observer Observer
+	name     string
+	now      func() time.Time
+	yes, no  *cache.LRUExpireCache
+	flights  singleflight.Group
 }
 
-func newAnswers[Q, T comparable](l *lane, name string, now func() time.Time) *answers[Q, T] {
+func newAnswers[Q, T comparable](observer Observer, name string, waiting int, now func() time.Time) *answers[Q, T] {
 	return &answers[Q, T]{
-		lane: l, name: name, now: now,
+		lane: newLane(maxReviews, waiting), observer: observer, name: name, now: now,
 		yes: cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
 		no:  cache.NewLRUExpireCacheWithClock(maxAnswers, clock(now)),
 	}
@@ -214,10 +214,10 @@ func (a *answers[Q, T]) observe(said T, err error) {
 	var none T
 	switch {
 	case err != nil:
-		a.lane.observer.ObserveReview(a.name, "error")
+		a.observer.ObserveReview(a.name, "error")
 	case said == none:
-		a.lane.observer.ObserveReview(a.name, "no")
+		a.observer.ObserveReview(a.name, "no")
 	default:
-		a.lane.observer.ObserveReview(a.name, "yes")
+		a.observer.ObserveReview(a.name, "yes")
 	}
 }

@@ -40,8 +40,8 @@ type authenticator struct {
 	answers  *answers[tokenHash, *authenticationv1.UserInfo]
 }
 
-func newAuthenticator(reviewer tokenReviewer, audience string, now func() time.Time, lane *lane) *authenticator {
-	return &authenticator{reviewer: reviewer, audience: audience, now: now, answers: newAnswers[tokenHash, *authenticationv1.UserInfo](lane, "token", now)}
+func newAuthenticator(reviewer tokenReviewer, audience string, now func() time.Time, observer Observer) *authenticator {
+	return &authenticator{reviewer: reviewer, audience: audience, now: now, answers: newAnswers[tokenHash, *authenticationv1.UserInfo](observer, "token", maxTokensWaiting, now)}
 }
 
 func unauthenticated(format string, args ...any) *ledger.Error {

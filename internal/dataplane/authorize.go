@@ -43,8 +43,8 @@ type authorizer struct {
 	answers  *answers[access, bool]
 }
 
-func newAuthorizer(reviewer accessReviewer, now func() time.Time, lane *lane) *authorizer {
-	return &authorizer{reviewer: reviewer, answers: newAnswers[access, bool](lane, reviewOfUse, now)}
+func newAuthorizer(reviewer accessReviewer, now func() time.Time, observer Observer) *authorizer {
+	return &authorizer{reviewer: reviewer, answers: newAnswers[access, bool](observer, reviewOfUse, maxAccessWaiting, now)}
 }
 
 // may reports whether a user may do something with a subresource of one TokenBucket.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/token-lease/operator/internal/dataplane"
 	"github.com/token-lease/operator/internal/dataplane/dataplanetest"
+	"github.com/token-lease/operator/internal/ledger"
 )
 
 // Goal: a token that its own claims already speak against is refused with 401, and the
@@ -253,8 +254,8 @@ func TestReviewsAreBounded(t *testing.T) {
 
 // Goal: neither strangers nor a caller who asks for one bucket after the other keep the API
 // server from being asked about somebody else.
-// Method: reviews of made-up tokens hang, and so does what is asked about one caller, in
-// numbers beyond all bounds; another caller asks for a bucket for the first time.
+// Method: reviews of made-up tokens hang, and so does what is asked about one caller, of
+// both far more than are asked at a time; another caller asks for a bucket for the first time.
 func TestReviewsAreShared(t *testing.T) {
 	t.Parallel()
 	const flood = 400
@@ -278,8 +279,8 @@ func TestReviewsAreShared(t *testing.T) {
 			replies <- w.post(t, w.good(other), "GetBucket", fmt.Sprintf(`{"bucket": {"namespace": "tenants", "name": "made-up-%d"}}`, i))
 		})
 	}
-	// What is beyond the bounds is turned away, and the rest hangs.
-	for range flood - 32 - 256 + flood - 16 - 128 {
+	// Strangers beyond the bound are turned away, and the rest hangs.
+	for range flood - 32 - 256 {
 		select {
 		case r := <-replies:
 			r.wantStatus(t, "beyond the bounds", http.StatusServiceUnavailable)
@@ -337,6 +338,59 @@ func TestShareOfOneCaller(t *testing.T) {
 	for range 4 {
 		(<-done).wantOK(t, "a request inside", nil)
 	}
+}
+
+// Goal: a caller who asks for many pages at once leaves the database to the others: pages
+// are read one after the other, one caller has a share of those that wait, and what others
+// do beside that goes on.
+func TestListsAreBounded(t *testing.T) {
+	t.Parallel()
+	const flood = 100
+	open, reading := make(chan struct{}), make(chan struct{}, 2*flood)
+	w := newWorld(t, func(o *dataplane.Options) {
+		o.Ledger = ledger.New(slowLists{o.Ledger.Store(), reading, open}, nil)
+	})
+	w.api.Allow(other, namespace+"/"+bucketName, "audit", "get")
+	replies := make(chan reply, flood)
+	for range flood {
+		go func() { replies <- w.post(t, w.good(worker), "ListAudit", `{`+ofBucket+`}`) }()
+	}
+	for range flood - 32 {
+		select {
+		case r := <-replies:
+			r.want(t, "beyond the share", http.StatusServiceUnavailable, "overloaded")
+		case <-time.After(testBound):
+			t.Fatal("too few were turned away")
+		}
+	}
+	if len(reading) != 1 {
+		t.Errorf("%d pages are read at a time", len(reading))
+	}
+	w.post(t, w.good(other), "GetBucket", `{`+ofBucket+`}`).wantOK(t, "beside that", nil)
+	listed := make(chan reply, 1)
+	go func() { listed <- w.post(t, w.good(other), "ListAudit", `{`+ofBucket+`}`) }()
+	close(open)
+	(<-listed).wantOK(t, "another caller's page", nil)
+	for range 32 {
+		(<-replies).wantOK(t, "a page that waited", nil)
+	}
+}
+
+// slowLists is a store whose pages wait to be let go.
+type slowLists struct {
+	ledger.Store
+
+	reading, open chan struct{}
+}
+
+func (s slowLists) Audit(ctx context.Context, key string, after int64, limit int) ([]ledger.AuditRow, error) {
+	s.reading <- struct{}{}
+	select {
+	case <-s.open:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return s.Store.Audit(ctx, key, after, limit)
 }
 
 // Goal: strangers who hold on to what is for everybody, or wait to be reviewed, take no

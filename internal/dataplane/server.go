@@ -54,6 +54,10 @@ const (
 	// compressFrom is the size in bytes from which an answer is packed: what says one
 	// lease costs more to pack than to send.
 	compressFrom = 4 << 10
+	// maxLists are read at a time, and maxListsWaiting wait: a page costs the database far
+	// more than the look for a bucket, and both share few connections.
+	maxLists        = 1
+	maxListsWaiting = 63
 	// drainBound is how long requests in work may take to end at shutdown.
 	drainBound = 12 * time.Second
 )
@@ -89,15 +93,15 @@ func New(o Options) *Server {
 		o.Now = time.Now
 	}
 	s := &Server{options: o}
-	// Strangers wait among themselves: what a known caller may do is asked beside them.
 	d := &door{
-		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, newLane(o.Observer)),
+		authenticator: newAuthenticator(o.TokenReviews, o.Audience, o.Now, o.Observer),
 		share:         max(1, o.Limits.Requests/2), strangers: make(chan struct{}, max(1, o.Limits.Requests/4)),
 		log: o.Log, inside: map[string]int{},
 	}
 	implementation := &service{
 		ledger: o.Ledger, finder: newFinder(o.Ledger.Store().BucketOf, o.Cluster, o.Now),
-		authorizer: newAuthorizer(o.AccessReviews, o.Now, newLane(o.Observer)), expiries: newExpiries(o.Ledger.Store(), o.Now),
+		authorizer: newAuthorizer(o.AccessReviews, o.Now, o.Observer),
+		lists:      newLane(maxLists, maxListsWaiting), expiries: newExpiries(o.Ledger.Store(), o.Now),
 	}
 	all := connect.WithHandlerOptions(
 		jsonCodecs(), connect.WithReadMaxBytes(int(o.Limits.BodyBytes)), connect.WithCompressMinBytes(compressFrom),

@@ -18,6 +18,8 @@ type service struct {
 	finder     *finder
 	authorizer *authorizer
 	expiries   *expiries
+	// lists bounds the pages that are read.
+	lists *lane
 }
 
 var _ tokenleasev1alpha1connect.LedgerServiceHandler = (*service)(nil)
@@ -204,6 +206,15 @@ func (s *service) GetBucket(ctx context.Context, r *v1.GetBucketRequest) (*v1.Ge
 	return &v1.GetBucketResponse{Bucket: writeBucket(u.name, &snapshot)}, nil
 }
 
+// inTurn reads a page in the caller's turn.
+func inTurn[T any](ctx context.Context, s *service, read func(context.Context) (T, error)) (page T, err error) {
+	err = s.lists.ask(ctx, callerOf(ctx).Username, func(ctx context.Context) (err error) {
+		page, err = read(ctx)
+		return err
+	})
+	return page, err
+}
+
 // ListLeases implements LedgerServiceHandler.
 func (s *service) ListLeases(ctx context.Context, r *v1.ListLeasesRequest) (*v1.ListLeasesResponse, error) {
 	size, err := readPageSize(r.GetPageSize())
@@ -218,7 +229,9 @@ func (s *service) ListLeases(ctx context.Context, r *v1.ListLeasesRequest) (*v1.
 	if err != nil {
 		return nil, err
 	}
-	leases, err := s.ledger.Store().Leases(ctx, u.key, after, size+1) // one more tells whether there are more
+	leases, err := inTurn(ctx, s, func(ctx context.Context) ([]*ledger.Lease, error) {
+		return s.ledger.Store().Leases(ctx, u.key, after, size+1) // one more tells whether there are more
+	})
 	if err != nil {
 		return nil, s.done(u, err)
 	}
@@ -247,7 +260,7 @@ func (s *service) ListUsage(ctx context.Context, r *v1.ListUsageRequest) (*v1.Li
 	}
 	size := query.Limit
 	query.BucketKey, query.Limit = u.key, size+1 // one more tells whether there are more
-	lines, err := s.ledger.Store().Usage(ctx, query)
+	lines, err := inTurn(ctx, s, func(ctx context.Context) ([]ledger.Usage, error) { return s.ledger.Store().Usage(ctx, query) })
 	if err != nil {
 		return nil, s.done(u, err)
 	}
@@ -299,7 +312,9 @@ func (s *service) ListAudit(ctx context.Context, r *v1.ListAuditRequest) (*v1.Li
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.ledger.Store().Audit(ctx, u.key, r.GetAfterSequence(), size)
+	rows, err := inTurn(ctx, s, func(ctx context.Context) ([]ledger.AuditRow, error) {
+		return s.ledger.Store().Audit(ctx, u.key, r.GetAfterSequence(), size)
+	})
 	if err != nil {
 		return nil, s.done(u, err)
 	}
