@@ -13,6 +13,7 @@ RUN go mod download
 COPY Makefile ./
 COPY api api
 COPY cmd cmd
+COPY config config
 COPY internal internal
 COPY proto proto
 RUN make build-static
