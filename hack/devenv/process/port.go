@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
+	"sync"
 )
 
 const (
@@ -21,14 +24,49 @@ const (
 // Loopback is the only address that the servers listen on.
 const Loopback = "127.0.0.1"
 
-// ErrPortTaken says that another process took the port between FreePort and
-// the start of the server; the caller tries another one.
+// ErrPortTaken says that a process that does not ask FreePort took the port before the
+// server started; the caller tries another one.
 var ErrPortTaken = errors.New("the port is taken")
 
-// FreePort names a loopback port on which nothing listens.
+// claims keeps the ports that this process was given, as locks: until it ends nobody
+// else is given one, also if nothing listens there yet, or for a while.
+var (
+	claimsMutex sync.Mutex
+	claims      []*FileLock
+)
+
+// claim takes a port for this process. It reports false when somebody has it.
+func claim(port int) (bool, error) {
+	dir := filepath.Join(os.TempDir(), "tokenlease-devenv-ports")
+	// Every user of the machine shares the ports, so all of them share this.
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return false, err
+	}
+	_ = os.Chmod(dir, 0o777) // whoever made it has done so
+	lock, err := TryLock(filepath.Join(dir, strconv.Itoa(port)))
+	switch {
+	case errors.Is(err, ErrLocked), errors.Is(err, os.ErrPermission): // another user's
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	claimsMutex.Lock()
+	defer claimsMutex.Unlock()
+	claims = append(claims, lock)
+	return true, nil
+}
+
+// FreePort names a loopback port on which nothing listens, and that no other program
+// which asks in this way is given until this process ends.
 func FreePort() (int, error) {
 	for range portAttempts {
 		port := lowestPort + rand.IntN(highestPort-lowestPort)
+		if claimed, err := claim(port); err != nil || !claimed {
+			if err != nil {
+				return 0, fmt.Errorf("claim a port: %w", err)
+			}
+			continue
+		}
 		listener, err := net.Listen("tcp", Address(port))
 		if err != nil {
 			continue
