@@ -37,7 +37,7 @@ var (
 
 // claim takes a port for this process. It reports false when somebody has it.
 func claim(port int) (bool, error) {
-	dir := filepath.Join(os.TempDir(), "tokenlease-devenv-ports")
+	dir := filepath.Join(os.TempDir(), "tokenlease-ports")
 	// Every user of the machine shares the ports, so all of them share this.
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return false, err
