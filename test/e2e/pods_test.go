@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/token-lease/operator/hack/devenv/controlplane"
+	"github.com/token-lease/operator/hack/devenv/environment"
 	"github.com/token-lease/operator/hack/devenv/postgres/postgrestest"
 	"github.com/token-lease/operator/hack/devenv/process"
 )
@@ -224,6 +225,10 @@ func (d *deployed) runJob(t *testing.T) {
 // runReplicas runs the managers of the Deployment, and waits until they answer.
 func (d *deployed) runReplicas(t *testing.T) (pods []*pod, managers []*manager) {
 	t.Helper()
+	// The manager takes no lease that is as old as the policies which vouch for it.
+	if err := environment.AwaitAdmission(t.Context(), d.plane.RESTConfig()); err != nil {
+		t.Fatal(err)
+	}
 	deployment := d.deployment(t)
 	spec := deployment.Spec.Template.Spec
 	for i := range int(*deployment.Spec.Replicas) {
