@@ -117,6 +117,7 @@ func TestDeployed(t *testing.T) {
 	if !early.State().Success() {
 		t.Fatalf("the init container: %s", early.LogTail())
 	}
+	d.awaitAdmission(t)
 	pods, managers := d.runReplicas(t)
 	d.raised(t)
 	d.wantEvents(t, "RaiseActivated")

@@ -225,10 +225,6 @@ func (d *deployed) runJob(t *testing.T) {
 // runReplicas runs the managers of the Deployment, and waits until they answer.
 func (d *deployed) runReplicas(t *testing.T) (pods []*pod, managers []*manager) {
 	t.Helper()
-	// The manager takes no lease that is as old as the policies which vouch for it.
-	if err := environment.AwaitAdmission(t.Context(), d.plane.RESTConfig()); err != nil {
-		t.Fatal(err)
-	}
 	deployment := d.deployment(t)
 	spec := deployment.Spec.Template.Spec
 	for i := range int(*deployment.Spec.Replicas) {
@@ -259,4 +255,13 @@ func (d *deployed) runReplicas(t *testing.T) (pods []*pod, managers []*manager) 
 		})
 	}
 	return pods, managers
+}
+
+// awaitAdmission waits until leases may be created: the manager takes none that is as old
+// as the policies which vouch for it.
+func (d *deployed) awaitAdmission(t *testing.T) {
+	t.Helper()
+	if err := environment.AwaitAdmission(t.Context(), d.plane.RESTConfig()); err != nil {
+		t.Fatal(err)
+	}
 }

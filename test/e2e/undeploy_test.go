@@ -22,6 +22,7 @@ func TestUndeploy(t *testing.T) {
 	for _, block := range readmeBlocks(t, "Install it") {
 		d.shell(block)
 	}
+	d.awaitAdmission(t)
 	d.runJob(t)
 	_, managers := d.runReplicas(t)
 	for _, name := range []string{"kept", "forced"} {
@@ -135,6 +136,7 @@ func TestDeletedByTheOneFile(t *testing.T) {
 	}
 	installed()
 	d.wantCRDs(t, true)
+	d.awaitAdmission(t)
 	d.runJob(t)
 	_, managers := d.runReplicas(t)
 	d.raised(t)
