@@ -72,8 +72,9 @@ func (d *dataPlane) validate() error {
 		return errors.New("the data plane needs --data-plane-tls-cert-file and --data-plane-tls-key-file; for development there is --data-plane-self-signed")
 	case d.audience == "" || len(d.audience) > maxAudienceBytes:
 		return fmt.Errorf("--data-plane-audience must have 1 to %d bytes", maxAudienceBytes)
-	case d.limits.RequestTimeout < 100*time.Millisecond || d.limits.RequestTimeout > time.Minute:
-		return fmt.Errorf("--data-plane-request-timeout must lie between 100ms and 1m, not %s", d.limits.RequestTimeout)
+	case d.limits.RequestTimeout < 100*time.Millisecond || d.limits.RequestTimeout > dataplane.MaxRequestTimeout:
+		return fmt.Errorf("--data-plane-request-timeout must lie between 100ms and %s, which an ending process waits for, not %s",
+			dataplane.MaxRequestTimeout, d.limits.RequestTimeout)
 	}
 	for _, f := range []struct {
 		name    string

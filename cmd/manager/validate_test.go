@@ -47,7 +47,7 @@ func TestCommandLine(t *testing.T) {
 		{elect("--data-plane-bind-address=:8443", "--data-plane-tls-cert-file=a"), "belong together"},
 		{elect("--data-plane-bind-address=:8443", "--data-plane-tls-cert-file=a", "--data-plane-tls-key-file=b", "--data-plane-self-signed"), "exclude each other"},
 		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-audience="), "--data-plane-audience must have"},
-		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-request-timeout=2m"), "--data-plane-request-timeout must lie between 100ms and 1m"},
+		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-request-timeout=2m"), "--data-plane-request-timeout must lie between 100ms and 10s"},
 		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-max-requests=1"), "--data-plane-max-requests must be at least 2"},
 		{elect("--data-plane-bind-address=:8443", "--data-plane-self-signed", "--data-plane-max-connections=0"), "--data-plane-max-connections must be at least 2"},
 		{[]string{"migrate", "--no-such-flag"}, "no-such-flag"},

@@ -43,7 +43,7 @@ type Limits struct {
 // DefaultLimits are those of "manager run" without flags.
 func DefaultLimits() Limits {
 	return Limits{
-		Connections: 4096, Streams: 1024, Requests: 4096, RequestTimeout: 10 * time.Second,
+		Connections: 4096, Streams: 1024, Requests: 4096, RequestTimeout: MaxRequestTimeout,
 		BodyBytes: 32 << 10, HeaderBytes: 16 << 10,
 	}
 }
@@ -58,8 +58,11 @@ const (
 	// more than the look for a bucket, and both share few connections.
 	maxLists        = 1
 	maxListsWaiting = 63
+	// MaxRequestTimeout bounds what a request may be given: an ending process waits a
+	// little longer, so that none is cut off.
+	MaxRequestTimeout = 10 * time.Second
 	// drainBound is how long requests in work may take to end at shutdown.
-	drainBound = 12 * time.Second
+	drainBound = MaxRequestTimeout + 2*time.Second
 )
 
 // Options are what a Server is made of. All are required, but for Now.
@@ -155,8 +158,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, certificate f
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainBound)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
-		// A request is over by then, unless it was given longer; a connection that
-		// somebody keeps open is no reason for the process to fail.
+		// Every request is over by then; a connection that somebody keeps open is no
+		// reason for the process to fail.
 		s.options.Log.Info("connections were still open at the end of the drain", "waited", drainBound.String(), "reason", err.Error())
 		return server.Close()
 	}

@@ -18,8 +18,10 @@ import (
 	"connectrpc.com/grpcreflect"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/client-go/util/cert"
+	certmetrics "sigs.k8s.io/controller-runtime/pkg/certwatcher/metrics"
 
 	"github.com/token-lease/operator/internal/dataplane"
 	"github.com/token-lease/operator/internal/dataplane/dataplanetest"
@@ -166,8 +168,16 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	if got := name(); !strings.HasPrefix(got, "first") {
 		t.Errorf("shown is %q", got)
 	}
+	// The watcher counts what it cannot read. It looks every ten seconds if it is not told.
+	refused := testutil.ToFloat64(certmetrics.ReadCertificateErrors)
 	if err := os.WriteFile(certFile, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(testBound + 10*time.Second); testutil.ToFloat64(certmetrics.ReadCertificateErrors) == refused; {
+		if time.Now().After(deadline) {
+			t.Fatal("the broken file was not noticed")
+		}
+		time.Sleep(10 * time.Millisecond) // between two looks at what the watcher has counted
 	}
 	if got := name(); !strings.HasPrefix(got, "first") {
 		t.Errorf("shown is %q", got)

@@ -42,7 +42,8 @@ func claim(port int) (bool, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return false, err
 	}
-	_ = os.Chmod(dir, 0o777) // whoever made it has done so
+	// Nobody can remove another's. It fails for all but whoever made it, who has done so.
+	_ = os.Chmod(dir, 0o777|os.ModeSticky)
 	lock, err := TryLock(filepath.Join(dir, strconv.Itoa(port)))
 	switch {
 	case errors.Is(err, ErrLocked), errors.Is(err, os.ErrPermission): // another user's

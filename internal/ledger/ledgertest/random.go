@@ -201,12 +201,11 @@ func (h *history) reserve(t *rapid.T) {
 
 func (h *history) pick(t *rapid.T) *modelLease {
 	if len(h.leases) == 0 {
-		// Rapid's word for an action that does not apply: it draws another one.
-		t.Skip("no lease was made yet")
+		t.Skip("no lease was made yet") // rapid's word for an action that does not apply: it draws another one
 	}
 	lease := rapid.SampledFrom(h.leases).Draw(t, "lease")
 	if lease.purged {
-		t.Skip("the lease is gone")
+		t.Skip("the lease is gone") // as above: another action is drawn, and no test is skipped
 	}
 	return lease
 }
@@ -423,8 +422,7 @@ func (h *history) storeRaise(t *rapid.T) {
 
 func (h *history) pickRaise(t *rapid.T) *ledger.StoreRaise {
 	if len(h.raises) == 0 {
-		// As in pick: another action is drawn.
-		t.Skip("no raise was stored yet")
+		t.Skip("no raise was stored yet") // as in pick: another action is drawn
 	}
 	return &h.raises[rapid.IntRange(0, len(h.raises)-1).Draw(t, "raise")]
 }

@@ -11,8 +11,11 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
+const operationColumns = `
+	o.bucket_key, o.operation_id, o.inputs, o.code, o.message, o.details, o.recorded_at`
+
 const neededOperations = `
-SELECT o.bucket_key, o.operation_id, o.inputs, o.code, o.message, o.details, o.recorded_at
+SELECT` + operationColumns + `
 FROM unnest($1::text[], $2::text[]) AS needed (bucket_key, operation_id)
 JOIN tokenlease.operations AS o
 	ON o.bucket_key = needed.bucket_key AND o.operation_id = needed.operation_id`

@@ -10,36 +10,33 @@ import (
 	"github.com/token-lease/operator/internal/ledger"
 )
 
+// keptFrom are the buckets of which something old is asked for, and the instant from
+// which their records are kept; those that keep everything are left out.
+const keptFrom = `
+FROM unnest($1::text[], $2::bigint[]) AS needed (bucket_key, limit_records)
+CROSS JOIN LATERAL (
+	SELECT greatest(b.updated_at, (SELECT tokenlease.ledger_now())) - b.retention_ms * interval '1 millisecond' AS instant
+	FROM tokenlease.buckets AS b
+	WHERE b.bucket_key = needed.bucket_key AND b.retention_ms > 0
+	OFFSET 0) AS kept`
+
 // oldestLeases reads the first leases by expiry whose expiry is older than their
 // bucket's retention. Which of them may be purged, the rules decide; by expiry they are
 // found without an index of their own, which each settling would have to write.
 const oldestLeases = `
-SELECT` + leaseColumns + `
-FROM unnest($1::text[], $2::bigint[]) AS needed (bucket_key, limit_records)
-CROSS JOIN LATERAL (
-	SELECT * FROM tokenlease.buckets AS it
-	WHERE it.bucket_key = needed.bucket_key
-	OFFSET 0) AS b
+SELECT` + leaseColumns + keptFrom + `
 CROSS JOIN LATERAL (
 	SELECT * FROM tokenlease.leases AS one
-	WHERE one.bucket_key = needed.bucket_key AND b.retention_ms > 0
-	  AND one.expires_at <= greatest(b.updated_at, (SELECT tokenlease.ledger_now())) - b.retention_ms * interval '1 millisecond'
+	WHERE one.bucket_key = needed.bucket_key AND one.expires_at <= kept.instant
 	ORDER BY one.expires_at
 	LIMIT needed.limit_records) AS l`
 
 // oldestOperations does so for operations. Those of raises are few, and stay.
 const oldestOperations = `
-SELECT o.bucket_key, o.operation_id, o.inputs, o.code, o.message, o.details, o.recorded_at
-FROM unnest($1::text[], $2::bigint[]) AS needed (bucket_key, limit_records)
-CROSS JOIN LATERAL (
-	SELECT * FROM tokenlease.buckets AS it
-	WHERE it.bucket_key = needed.bucket_key
-	OFFSET 0) AS b
+SELECT` + operationColumns + keptFrom + `
 CROSS JOIN LATERAL (
 	SELECT * FROM tokenlease.operations AS one
-	WHERE one.bucket_key = needed.bucket_key AND b.retention_ms > 0
-	  AND one.recorded_at <= greatest(b.updated_at, (SELECT tokenlease.ledger_now())) - b.retention_ms * interval '1 millisecond'
-	  AND NOT one.of_raise
+	WHERE one.bucket_key = needed.bucket_key AND one.recorded_at <= kept.instant AND NOT one.of_raise
 	ORDER BY one.recorded_at
 	LIMIT needed.limit_records) AS o`
 
